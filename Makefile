@@ -1,0 +1,57 @@
+# make demo    tune the example GPT and train on under the policy it wrote
+# make test    format, lint, types, import contracts, and all tests with branch coverage
+# make bench   measure what README and reports/ claim
+# make gpu     the tests that need a CUDA device
+# Each makes .venv if need be; what is pinned stands in requirements.lock.
+
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
+ifndef PYTHON
+PYTHON := $(shell for each in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$each -c '$(SUPPORTED)' >/dev/null 2>&1 && echo $$each && break; done)
+endif
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile -c requirements.lock
+BUDGET ?= 4m
+JOBS ?= 2
+
+.PHONY: demo test lint bench gpu lock clean
+
+demo: $(VENV)/.installed
+	$(BIN)/autoprec tune examples/char_gpt.py --budget $(BUDGET) --out policy.yaml
+	$(BIN)/python examples/train_with_policy.py --policy policy.yaml --steps 40
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(JOBS) --cov --cov-report=term
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed-dev
+	for each in benchmarks/*.py; do $(BIN)/python $$each || exit; done
+
+gpu: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m gpu
+
+lock: $(VENV)/.installed-dev
+	sed -n '/^#/p' requirements.lock > $(VENV)/lock
+	$(BIN)/python -m pip freeze --exclude-editable | sed -E 's/^(torch==[0-9.]+)\+.*/\1/' >> $(VENV)/lock
+	mv $(VENV)/lock requirements.lock
+
+clean:
+	rm -rf $(VENV) .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+$(VENV)/.installed: pyproject.toml requirements.lock
+	@test -n "$(PYTHON)" || { echo "autoprec needs Python 3.11 to 3.14; none of python3, python3.11 ... is one" >&2; exit 2; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "this Python makes no environments; on Debian: apt-get install python3-venv" >&2; exit 2; }
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --no-build-isolation -e ".[dev]"
+	touch $@
