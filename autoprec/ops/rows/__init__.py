@@ -1,0 +1,1 @@
+"""The rows of the catalog, one line an op; `autoprec.ops.catalog` says what the columns mean."""
