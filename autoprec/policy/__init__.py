@@ -1,0 +1,56 @@
+"""Policies: which site runs in which number format, as values, files, presets and differences. No torch.
+
+`Policy` is the value; `SitePattern` names sites; `resolve` says what a policy does to the sites of one model;
+`load_policy` and `save_policy` read and write the file; `preset` gives the baselines.
+"""
+
+from autoprec.policy.diff import PolicyDiff, RuleDifference, SettingDifference, SiteDifference, diff
+from autoprec.policy.file import SCHEMA, dump_policy, load_policy, rule_lines, save_policy, to_plain
+from autoprec.policy.pattern import SitePattern, pattern_of
+from autoprec.policy.policy import (
+    AS_GIVEN,
+    PROMOTE,
+    RULE_FORMATS,
+    LossScale,
+    LossScaleKind,
+    MatmulPrecision,
+    Outputs,
+    Parameters,
+    Policy,
+    Rule,
+    Storage,
+)
+from autoprec.policy.presets import preset, preset_names
+from autoprec.policy.resolve import ResolvedPolicy, nearest_patterns, resolve
+
+__all__ = [
+    "AS_GIVEN",
+    "PROMOTE",
+    "RULE_FORMATS",
+    "SCHEMA",
+    "LossScale",
+    "LossScaleKind",
+    "MatmulPrecision",
+    "Outputs",
+    "Parameters",
+    "Policy",
+    "PolicyDiff",
+    "ResolvedPolicy",
+    "Rule",
+    "RuleDifference",
+    "SettingDifference",
+    "SiteDifference",
+    "SitePattern",
+    "Storage",
+    "diff",
+    "dump_policy",
+    "load_policy",
+    "nearest_patterns",
+    "pattern_of",
+    "preset",
+    "preset_names",
+    "resolve",
+    "rule_lines",
+    "save_policy",
+    "to_plain",
+]

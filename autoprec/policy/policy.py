@@ -1,0 +1,212 @@
+"""The policy: which site runs in which format, and what goes with it. A frozen value without torch."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias, get_args
+
+from autoprec.errors import FormatError, PolicyError
+from autoprec.graph.site import Site
+from autoprec.numerics import FORMATS, format_named
+from autoprec.policy.pattern import SitePattern
+
+Storage: TypeAlias = Literal["fp32", "bf16", "fp16"]
+MatmulPrecision: TypeAlias = Literal["ieee", "tf32", "bf16"]
+Outputs: TypeAlias = Literal["fp32", "computed"]
+LossScaleKind: TypeAlias = Literal["none", "static", "dynamic"]
+
+AS_GIVEN = "as_given"
+PROMOTE = "promote"
+RULE_FORMATS: tuple[str, ...] = (*FORMATS, AS_GIVEN, PROMOTE)
+
+_DEVICE_KEYS = ("kind", "name")
+
+
+def _rebuilt(state: dict[str, Any]) -> "Policy":
+    return Policy(**state)
+
+
+def _check_rules(name: str, rules: "tuple[Rule, ...]") -> None:
+    if not rules or not SitePattern(rules[-1].sites).catches_all:
+        last = f'its last rule is "{rules[-1].sites}"' if rules else "it has no rules"
+        raise PolicyError(
+            f'policy "{name}": {last}; the last rule must catch every site: add {{sites: "*", format: fp32}}'
+        )
+
+
+def _check_text(what: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise PolicyError(f"{what} is {value!r}; allowed: text")
+
+
+def _check_choice(what: str, value: object, allowed: Iterable[str]) -> None:
+    if value not in tuple(allowed):
+        raise PolicyError(f"{what} is {value!r}; allowed: {', '.join(allowed)}")
+
+
+def _check_range(name: str, value: float, allowed: str, *, inside: bool) -> None:
+    if not inside:
+        raise PolicyError(f"loss_scale.{name} is {value:g}; allowed: {allowed}")
+
+
+def _finite(what: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise PolicyError(f"{what} is {value!r}; allowed: finite numbers")
+    return float(value)
+
+
+def _frozen(where: str, value: object) -> Any:
+    """Return `value` with tuples for lists and read-only views for mappings, so that equal policies stay equal."""
+    if isinstance(value, Mapping):
+        for key in value:
+            _check_text(f"a key of {where}", key)
+        return MappingProxyType({key: _frozen(f"{where}.{key}", item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(f"{where}[{index}]", item) for index, item in enumerate(value))
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    raise PolicyError(f"{where} is {value!r}; allowed: text, numbers, booleans, None, and lists and mappings of these")
+
+
+def _thawed(value: Any) -> Any:
+    """Return `value` with plain mappings, which pickle."""
+    if isinstance(value, Mapping):
+        return {key: _thawed(item) for key, item in value.items()}
+    return tuple(_thawed(item) for item in value) if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """Sites that match the anchored glob `sites` run in `format`; `why` is for people.
+
+    `format` may also be `as_given`, the site is not cast at all, or `promote`, it is cast to the widest floating
+    dtype among its arguments.
+
+    Raises: `PolicyError` if the pattern or the format is none.
+    """
+
+    sites: str
+    format: str
+    why: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the three fields."""
+        for name in ("sites", "format", "why"):
+            _check_text(f"rule field {name}", getattr(self, name))
+        SitePattern(self.sites)
+        if self.format not in (AS_GIVEN, PROMOTE):
+            try:
+                format_named(self.format)
+            except FormatError as error:
+                raise PolicyError(f'rule "{self.sites}": {error}; or {AS_GIVEN}, {PROMOTE}') from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossScale:
+    """Factor on the loss before the backward pass, so that small gradients survive rounding.
+
+    `static` keeps `initial`; `dynamic` halves it on overflow and doubles it after `growth_interval` clean steps,
+    within [`minimum`, `maximum`]. Source: Micikevicius et al. 2018, Mixed Precision Training, section 3.2.
+
+    Raises: `PolicyError` if a field is out of range.
+    """
+
+    kind: LossScaleKind = "none"
+    initial: float = 65536.0
+    growth_interval: int = 2000
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    minimum: float = 1.0
+    maximum: float = 2.0**24
+
+    def __post_init__(self) -> None:
+        """Check ranges; whole numbers become floats where the field is one."""
+        _check_choice("loss_scale.kind", self.kind, get_args(LossScaleKind))
+        for name in ("initial", "growth_factor", "backoff_factor", "minimum", "maximum"):
+            object.__setattr__(self, name, _finite(f"loss_scale.{name}", getattr(self, name)))
+        if type(self.growth_interval) is not int or self.growth_interval < 1:
+            raise PolicyError(f"loss_scale.growth_interval is {self.growth_interval!r}; allowed: whole numbers from 1")
+        _check_range("growth_factor", self.growth_factor, "numbers above 1", inside=self.growth_factor > 1)
+        backs_off = 0 < self.backoff_factor < 1
+        _check_range("backoff_factor", self.backoff_factor, "numbers between 0 and 1", inside=backs_off)
+        _check_range("minimum", self.minimum, "positive numbers", inside=self.minimum > 0)
+        inside = self.minimum <= self.initial <= self.maximum
+        allowed = f"minimum ({self.minimum:g}) to maximum ({self.maximum:g})"
+        _check_range("initial", self.initial, allowed, inside=inside)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameters:
+    """How parameters are stored; gradients and optimizer state follow the storage format.
+
+    Raises: `PolicyError` if parameters cannot be stored so.
+    """
+
+    storage: Storage = "fp32"
+
+    def __post_init__(self) -> None:
+        """Check the storage format."""
+        _check_choice("parameters.storage", self.storage, get_args(Storage))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """An ordered list of rules, first match wins, and the settings that go with it.
+
+    `rules` must end with one that catches every site (`*`). `outputs` says whether the root module hands its
+    results back in fp32 or as they were computed. `float32_matmul` is the precision inside FP32 matmuls.
+    `evidence` holds what a file can: text, numbers, booleans, None, and lists and mappings of these; it is frozen.
+
+    Raises: `PolicyError` if a field holds what a policy cannot say.
+    """
+
+    name: str
+    rules: tuple[Rule, ...]
+    device: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    parameters: Parameters = Parameters()
+    float32_matmul: MatmulPrecision = "ieee"
+    loss_scale: LossScale = LossScale()
+    outputs: Outputs = "fp32"
+    fallback: Rule = Rule(sites="*", format="fp32")
+    evidence: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        """Check the fields and freeze the containers."""
+        _check_text("name", self.name)
+        object.__setattr__(self, "rules", tuple(self.rules))
+        _check_rules(self.name, self.rules)
+        for key, value in self.device.items():
+            _check_choice("device key", key, _DEVICE_KEYS)
+            _check_text(f"device.{key}", value)
+        object.__setattr__(self, "device", MappingProxyType(dict(self.device)))
+        _check_choice("float32_matmul", self.float32_matmul, get_args(MatmulPrecision))
+        _check_choice("outputs", self.outputs, get_args(Outputs))
+        object.__setattr__(self, "evidence", _frozen("evidence", self.evidence))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to rebuild the value: mapping proxies cannot be pickled or copied as they are."""
+        return _rebuilt, ({item.name: _thawed(getattr(self, item.name)) for item in fields(self)},)
+
+    def format_of(self, site: Site) -> tuple[str, int]:
+        """Return the format that `site` runs in and the index of the rule that won."""
+        found = self._winners.get(site)
+        if found is None:
+            index = next(index for index, pattern in enumerate(self._patterns) if pattern.matches(site))
+            found = self._winners[site] = (self.rules[index].format, index)
+        return found
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Return the number formats that rules name, each once, in order; `as_given` and `promote` are none."""
+        return tuple(dict.fromkeys(rule.format for rule in self.rules if rule.format in FORMATS))
+
+    @cached_property
+    def _patterns(self) -> tuple[SitePattern, ...]:
+        return tuple(SitePattern(rule.sites) for rule in self.rules)
+
+    @cached_property
+    def _winners(self) -> dict[Site, tuple[str, int]]:
+        """Hold what `format_of` found: a model has a few thousand sites and asks for each at every step."""
+        return {}
