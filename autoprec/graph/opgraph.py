@@ -1,0 +1,108 @@
+"""The op graph: what a recorded training step computes, as a networkx graph of plain values.
+
+Nodes are keyed by the name of the `torch.fx` node they describe; the attribute `call` holds its `OpNode`.
+An edge u -> v says that v reads a tensor that u produced, or memory that u wrote (edge attribute `memory=True`).
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import networkx as nx
+
+from autoprec.graph.site import Site
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorMeta:
+    """Shape, dtype (`float32`, `int64`: torch's name) and what autograd knows of one tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    requires_grad: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Return the number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def is_floating(self) -> bool:
+        """Return whether the dtype is a real floating-point one."""
+        return self.dtype.startswith(("float", "bfloat"))
+
+
+NodeKind: TypeAlias = Literal["input", "parameter", "buffer", "constant", "op", "output"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpNode:
+    """One node of the graph.
+
+    `site` is None unless `kind` is `op` and the op computes; `call` counts the calls of its module (0 for the first).
+    `target` is the qualified name of a parameter, buffer or constant. `source` is `file:line` of the user's code.
+    `left_alone` marks a call that no policy may cast: it ran under `no_grad` inside a module that needs gradients.
+    """
+
+    name: str
+    kind: NodeKind
+    op: str = ""
+    site: Site | None = None
+    call: int = 0
+    target: str = ""
+    inputs: tuple[TensorMeta, ...] = ()
+    outputs: tuple[TensorMeta, ...] = ()
+    constants: tuple[float, ...] = ()
+    source: str = ""
+    left_alone: bool = False
+
+
+@dataclass(frozen=True)
+class OpGraph:
+    """A directed acyclic graph of `OpNode`s, in execution order.
+
+    `modules` maps every module path that ran to the name of its class.
+    """
+
+    digraph: "nx.DiGraph[str]"
+    modules: Mapping[str, str] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[OpNode]:
+        """Yield all nodes in execution order."""
+        for name in self.digraph:
+            yield self[name]
+
+    def __len__(self) -> int:
+        """Return the number of nodes."""
+        return int(self.digraph.number_of_nodes())
+
+    def __getitem__(self, name: str) -> OpNode:
+        """Return the node called `name`."""
+        node: OpNode = self.digraph.nodes[name]["call"]
+        return node
+
+    def calls(self) -> Iterator[OpNode]:
+        """Yield the op nodes that have a site, in execution order."""
+        return (node for node in self if node.site is not None)
+
+    def sites(self) -> tuple[Site, ...]:
+        """Return every site once, in order of first execution."""
+        return tuple(dict.fromkeys(node.site for node in self if node.site is not None))
+
+    def calls_of(self, site: Site) -> tuple[OpNode, ...]:
+        """Return the nodes of `site`: one for each call of its module."""
+        return tuple(node for node in self if node.site == site)
+
+    def fingerprint(self) -> str:
+        """Return a hash of sites, edges, shapes and dtypes: equal for equal architectures, in every process."""
+        digest = hashlib.sha256()
+        number = {name: index for index, name in enumerate(self.digraph)}
+        for node in self:
+            fields = (node.kind, node.op, str(node.site), node.target, node.inputs, node.outputs)
+            sources = sorted(number[source] for source in self.digraph.predecessors(node.name))
+            digest.update(repr((fields, sources)).encode())
+        return digest.hexdigest()[:16]
