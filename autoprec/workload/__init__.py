@@ -1,0 +1,10 @@
+"""The workload: the training run that is tuned, where it is loaded from, and its batches.
+
+Importing this package loads no torch; the functions that need it import it when they are called.
+"""
+
+from autoprec.workload.batches import load_batches, to_device
+from autoprec.workload.load import LoadedWorkload, load
+from autoprec.workload.workload import Workload
+
+__all__ = ["LoadedWorkload", "Workload", "load", "load_batches", "to_device"]

@@ -1,0 +1,34 @@
+"""Random streams of a run: its own, repeatable ones, with the caller's put back afterwards."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+MODEL_STREAM = 0
+"""The stream that building the model draws from; step k of a run draws from stream k + 1."""
+
+
+@contextmanager
+def seeded(seed: int, stream: int = MODEL_STREAM, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Seed torch (CPU and `device`), Python and numpy from (`seed`, `stream`); put all states back at the end."""
+    device = torch.device(device)
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002  what user code draws from
+    cuda = [device.index or 0] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        word = mixed(seed, stream)
+        torch.manual_seed(word)
+        random.seed(word)
+        np.random.seed(word % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+
+
+def mixed(seed: int, stream: int) -> int:
+    """Return a 63-bit seed for stream `stream` of `seed`; close pairs give unrelated words, in every process."""
+    return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
