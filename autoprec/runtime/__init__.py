@@ -1,0 +1,8 @@
+"""The production door: install a policy in a model, in place and reversibly.
+
+Needs torch and PyYAML and nothing else, so that a training job carries nothing of the tuner.
+"""
+
+from autoprec.runtime.precision import Precision, apply
+
+__all__ = ["Precision", "apply"]

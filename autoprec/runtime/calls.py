@@ -1,0 +1,66 @@
+"""What a torch function is to autoprec: its catalog row, whether it writes to an argument, whether it is entered.
+
+Recording and casting both intercept torch functions; both read a call through `describe`, so that what was
+analyzed is what is cast.
+"""
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from autoprec.ops import ENTERED, Op, canonical_name, lookup
+
+# Changes something although it returns no tensor and writes to none of its arguments' memory.
+EFFECTS = frozenset({"backward", "set", "requires_grad", "register_hook", "retain_grad", "_set_grad_enabled"})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Facts of one torch function, the same at every call of it.
+
+    `writes_first` says that the first argument is written to; `entered` is the function's body when it is
+    written in Python on top of other torch functions, which are then intercepted one by one.
+    `property_name` is set for a tensor property such as `T`.
+    """
+
+    op: Op
+    writes_first: bool = False
+    entered: Callable[..., Any] | None = None
+    property_name: str = ""
+
+
+def _never(*_: Any) -> bool:
+    return False
+
+
+def _entered(function: types.FunctionType) -> Callable[..., Any]:
+    """Return `function` with its own override check answered no, so that its body runs and inner calls are seen."""
+    checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    namespace = {**function.__globals__, **dict.fromkeys(checks, _never)}
+    facts = (function.__name__, function.__defaults__, function.__closure__)
+    body = types.FunctionType(function.__code__, namespace, *facts)
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+def _describe(function: Any) -> Call:
+    name = getattr(function, "__name__", type(function).__name__)
+    if isinstance(function, types.MethodWrapperType):  # Tensor.T.__get__ and its kind
+        return Call(lookup(canonical_name(name)), property_name=getattr(function.__self__, "__name__", ""))
+    op = lookup(canonical_name(name))
+    in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+    if op.name in ENTERED and isinstance(function, types.FunctionType):
+        return Call(op, entered=_entered(function))
+    return Call(op, writes_first=in_place)
+
+
+_CALLS: dict[Any, Call] = {}
+
+
+def describe(function: Any) -> Call:
+    """Return the facts of a torch function; the answer is cached."""
+    call = _CALLS.get(function)
+    if call is None:
+        call = _CALLS[function] = _describe(function)
+    return call

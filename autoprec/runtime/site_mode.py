@@ -1,0 +1,72 @@
+"""A torch function mode that knows to which site each call belongs.
+
+The site is the module whose `forward` runs, the op, and how often that op ran before in this very `forward`.
+Recording (`capture`) and casting (`runtime.cast_mode`) derive from it and hence agree on every site.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from autoprec.graph.site import LOSS_MODULE
+from autoprec.runtime.calls import Call, describe
+
+
+class Frame:
+    """One running `forward`: its module path and how often each op ran in it."""
+
+    __slots__ = ("counts", "grad_enabled", "module")
+
+    def __init__(self, module: str) -> None:
+        self.module = module
+        self.counts: dict[str, int] = {}
+        self.grad_enabled = torch.is_grad_enabled()
+
+    def next_index(self, op: str) -> int:
+        """Return the index of this call of `op` and count it."""
+        index = self.counts.get(op, 0)
+        self.counts[op] = index + 1
+        return index
+
+    def leaves_alone(self) -> bool:
+        """Return whether the running code left autograd by itself: `no_grad` code and custom autograd Functions."""
+        return self.grad_enabled and not torch.is_grad_enabled()
+
+
+class SiteMode(TorchFunctionMode):
+    """Hands every call to `on_site` or `on_other`; entered composites are hidden, their inner calls are seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frames = [Frame(LOSS_MODULE)]
+
+    @contextmanager
+    def frame(self, module: str) -> Iterator[None]:
+        """Make `module` own the calls made in this block."""
+        self.frames.append(Frame(module))
+        try:
+            yield
+        finally:
+            self.frames.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        call = describe(func)
+        if call.entered is not None:
+            with self:
+                return call.entered(*args, **kwargs)
+        if not call.op.is_site:
+            return self.on_other(func, call, args, kwargs)
+        frame = self.frames[-1]
+        return self.on_site(func, call, frame, frame.next_index(call.op.name), args, kwargs)
+
+    def on_site(self, func: Any, call: Call, frame: Frame, index: int, args: Any, kwargs: Any) -> Any:
+        """Run a call that computes: the `index`-th of its op in `frame`."""
+        raise NotImplementedError
+
+    def on_other(self, func: Any, call: Call, args: Any, kwargs: Any) -> Any:  # noqa: ARG002 for subclasses
+        """Run a call that has no site: movement, queries, creation."""
+        return func(*args, **kwargs)

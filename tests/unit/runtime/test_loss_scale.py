@@ -1,0 +1,60 @@
+"""The bounded scaler against torch's own."""
+
+import pytest
+import torch
+
+from autoprec.policy import LossScale
+from autoprec.runtime.loss_scale import BoundedGradScaler
+
+
+def scales(loss_scale: LossScale, gradients: list[float]) -> list[float]:
+    """Return the scale before each step of a run whose raw gradients are given, and after the last."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = BoundedGradScaler("cpu", loss_scale)
+    found = []
+    for gradient in gradients:
+        found.append(scaler.get_scale())
+        scaler.scale(weight.sum() * 0)
+        weight.grad = torch.tensor([float(gradient)])
+        scaler.step(optimizer)
+        scaler.update()
+    return [*found, scaler.get_scale()]
+
+
+INF = float("inf")
+
+
+def test_dynamic_halves_and_doubles_within_its_bounds() -> None:
+    rule = LossScale(kind="dynamic", initial=8.0, growth_interval=2, minimum=4.0, maximum=16.0)
+    assert scales(rule, [1, 1, 1, 1, 1, 1]) == [8, 8, 16, 16, 16, 16, 16]
+    assert scales(rule, [INF, INF, INF, 1, 1]) == [8, 4, 4, 4, 4, 8]
+
+
+def test_static_never_moves() -> None:
+    rule = LossScale(kind="static", initial=1024.0, growth_interval=1)
+    assert scales(rule, [1, INF, 1, INF]) == [1024] * 5
+
+
+def test_without_bounds_it_is_torchs_scaler() -> None:
+    rule = LossScale(kind="dynamic", initial=65536.0, growth_interval=2, minimum=2.0**-100, maximum=2.0**100)
+    reference = torch.amp.GradScaler("cpu", growth_interval=2)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    wanted = []
+    gradients = [INF, 1, 1, 1, 1, INF, 1.0]
+    for gradient in gradients:
+        wanted.append(reference.get_scale())
+        reference.scale(weight.sum() * 0)
+        weight.grad = torch.tensor([float(gradient)])
+        reference.step(optimizer)
+        reference.update()
+    assert scales(rule, gradients)[:-1] == wanted
+
+
+def test_none_is_off() -> None:
+    scaler = BoundedGradScaler("cpu", LossScale())
+    assert not scaler.is_enabled()
+    assert scaler.scale(torch.ones(1)).item() == 1
+    scaler.update()
+    assert scaler.get_scale() == pytest.approx(1.0)
