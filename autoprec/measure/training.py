@@ -1,0 +1,151 @@
+"""Training: one run of a workload under a policy, step by step, repeatable and paired with others of its seed."""
+
+import gc
+from collections.abc import Sequence
+from contextlib import ExitStack
+from os import PathLike
+from typing import Any
+
+import torch
+
+from autoprec.errors import MeasurementError, WorkloadError
+from autoprec.policy import Policy
+from autoprec.runtime import Precision, apply
+from autoprec.runtime.matmul_precision import restore, set_float32_matmul
+from autoprec.workload import Workload
+from autoprec.workload.loss import check_loss
+from autoprec.workload.seeding import MODEL_STREAM, mixed, seeded
+
+_NUDGE_STREAM = 2**31
+
+
+class Training:
+    """One run of `workload` under `policy` (a `Policy`, a file or a preset) on `batches` that lie on `device`.
+
+    Two runs with one `seed` start from the same weights, see the same batches and draw the same random numbers in each
+    step, whatever their policies. `nudge` multiplies every initial weight by 1 + nudge * N(0, 1). Random states and
+    matmul precision of the caller are as before after construction and after each step.
+
+    `losses` holds the loss of each step; `num_skipped` counts steps in which the loss scaler found an overflow.
+    `step()` does it all. To time a step, call `prepare()`, `advance()` and `settle()` and time `advance()` alone.
+
+    Raises: `WorkloadError` on the first step if the loss is not a scalar tensor that requires grad.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        policy: Policy | str | PathLike[str],
+        *,
+        device: str | torch.device,
+        seed: int,
+        batches: Sequence[Any],
+        nudge: float = 0.0,
+    ) -> None:
+        if len(batches) == 0:
+            raise WorkloadError("training needs at least one batch and got an empty sequence; check batches()")
+        self.device = torch.device(device)
+        self.losses: list[float] = []
+        self.num_skipped = 0
+        self._workload, self._batches, self._seed = workload, batches, seed
+        self._closed = False
+        self._scope = ExitStack()
+        self._updated: list[torch.Tensor | None] = []
+        with seeded(seed, MODEL_STREAM, self.device):
+            model = workload.model().to(self.device)
+        if nudge:
+            _nudge(model, nudge, seed)
+        self.model = model
+        self.precision: Precision = _apply_without_leaking(model, policy, self.device)
+        self.optimizer = workload.optimizer(model.parameters())
+        self._hook = self.optimizer.register_step_post_hook(self._note_update)
+
+    def __enter__(self) -> "Training":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def num_steps(self) -> int:
+        """Return the number of steps trained, skipped ones included."""
+        return len(self.losses)
+
+    def step(self) -> float:
+        """Train one step and return its loss, as it is even if it is not finite."""
+        self.prepare()
+        return self.settle(self.advance())
+
+    def prepare(self) -> None:
+        """Enter the random streams and the matmul precision of the next step."""
+        if self._closed:
+            raise MeasurementError("training: a step was asked of a run that is closed; build a new one")
+        self._updated.clear()
+        self._scope.enter_context(seeded(self._seed, self.num_steps + 1, self.device))
+        found = set_float32_matmul(self.device.type, self.precision.policy.float32_matmul)
+        self._scope.callback(restore, found)
+
+    def advance(self) -> torch.Tensor:
+        """Run one step as a training loop does, and return the loss; must follow `prepare()`."""
+        try:
+            return self._advance(self._batches[self.num_steps % len(self._batches)])
+        except BaseException:
+            self._scope.close()
+            raise
+
+    def settle(self, loss: torch.Tensor) -> float:
+        """Leave what `prepare()` entered, count the step, and return `loss` as a number."""
+        self._scope.close()
+        self.losses.append(float(loss))
+        if not self._updated or any(bool(found) for found in self._updated if found is not None):
+            self.num_skipped += 1
+        return self.losses[-1]
+
+    def close(self) -> None:
+        """Take the policy out and free model and optimizer. Idempotent."""
+        self._scope.close()
+        if self._closed:
+            return
+        self._closed = True
+        self._hook.remove()
+        previous = set_float32_matmul(self.device.type, "ieee")
+        self.precision.remove()
+        restore(previous)
+        del self.model, self.optimizer, self.precision, self._batches
+        gc.collect()  # a model that refers to itself is not freed by reference counts
+
+    def _advance(self, batch: Any) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        with self.precision.loss():
+            loss = self._workload.loss(self.model, batch)
+        if self.num_steps == 0:
+            check_loss(loss)
+        scaler = self.precision.scaler
+        scaler.scale(loss).backward()
+        scaler.step(self.optimizer)
+        scaler.update()
+        return loss.detach()
+
+    def _note_update(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Note that the optimizer stepped; a fused one is always called and skips by itself where `found_inf` is 1."""
+        self._updated.append(getattr(optimizer, "found_inf", None))
+
+
+def _apply_without_leaking(
+    model: torch.nn.Module, policy: Policy | str | PathLike[str], device: torch.device
+) -> Precision:
+    """Apply `policy` but leave the process-wide matmul precision alone: other runs take turns with this one."""
+    previous = set_float32_matmul(device.type, "ieee")
+    try:
+        return apply(model, policy)
+    finally:
+        restore(previous)
+
+
+def _nudge(model: torch.nn.Module, nudge: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(mixed(seed, _NUDGE_STREAM))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+                parameter.mul_(1 + nudge * noise.to(parameter.device))

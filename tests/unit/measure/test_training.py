@@ -1,0 +1,210 @@
+import gc
+import math
+import random
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from autoprec.errors import MeasurementError, WorkloadError
+from autoprec.measure.training import Training
+from autoprec.policy import LossScale, Policy, Rule
+
+from .workloads import batches, cross_entropy, mlp, noisy_loss, workload
+
+FP32 = Policy(name="fp32", rules=(Rule(sites="*", format="fp32"),))
+BF16 = Policy(name="bf16", rules=(Rule(sites="*", format="bf16"),))
+
+
+def train(policy=FP32, steps=5, seed=0, nudge=0.0, **fields):
+    with Training(workload(**fields), policy, device="cpu", seed=seed, batches=batches(), nudge=nudge) as training:
+        return [training.step() for _ in range(steps)]
+
+
+def test_fp32_equals_a_plain_training_loop_bit_for_bit():
+    # Without dropout: what a step draws depends on how it is seeded, and a plain loop is seeded once.
+    def model():
+        return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+    with Training(workload(model=model), FP32, device="cpu", seed=3, batches=batches()) as training:
+        start = [parameter.detach().clone() for parameter in training.model.parameters()]
+        losses = [training.step() for _ in range(5)]
+    plain = model()
+    with torch.no_grad():
+        for parameter, value in zip(plain.parameters(), start, strict=True):
+            parameter.copy_(value)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = cross_entropy(plain, batches()[step % 3])
+        loss.backward()
+        optimizer.step()
+        assert loss.item() == losses[step]
+
+
+def test_a_seed_repeats_and_another_seed_differs():
+    assert train(loss=noisy_loss) == train(loss=noisy_loss)
+    assert train(seed=1)[0] != train(seed=2)[0]
+
+
+def test_paired_runs_draw_the_same_dropout_although_they_take_turns():
+    alone = train()
+    with (
+        Training(workload(), FP32, device="cpu", seed=0, batches=batches()) as one,
+        Training(workload(loss=noisy_loss), BF16, device="cpu", seed=0, batches=batches()) as other,
+    ):
+        together = []
+        for _ in range(5):
+            together.append(one.step())
+            other.step()
+            torch.rand(3)
+    assert together == alone
+
+
+def test_paired_runs_of_two_policies_stay_close():
+    # bf16 rounds to 2^-9; the loss of ~1.4 sums a handful of such errors.
+    for exact, low in zip(train(FP32), train(BF16), strict=True):
+        assert low != exact
+        assert low == pytest.approx(exact, abs=0.05)
+
+
+def test_steps_draw_different_numbers():
+    drawn = []
+
+    def loss(model, batch):
+        drawn.append(torch.rand(()).item())
+        return cross_entropy(model, batch)
+
+    train(loss=loss)
+    assert len(set(drawn)) == 5
+
+
+def test_the_random_states_of_the_caller_survive():
+    torch.manual_seed(11)
+    random.seed(11)
+    np.random.seed(11)
+    expected = (torch.rand(3).tolist(), random.random(), np.random.rand())
+    torch.manual_seed(11)
+    random.seed(11)
+    np.random.seed(11)
+    train(loss=noisy_loss)
+    with pytest.raises(ZeroDivisionError):
+        train(loss=lambda model, batch: 1 / 0)
+    assert (torch.rand(3).tolist(), random.random(), np.random.rand()) == expected
+
+
+def test_a_step_that_fails_leaves_no_random_state_behind():
+    def loss(model, batch):
+        raise ZeroDivisionError
+
+    with Training(workload(loss=loss), FP32, device="cpu", seed=0, batches=batches()) as training:
+        before = torch.get_rng_state()
+        with pytest.raises(ZeroDivisionError):
+            training.step()
+        assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_matmul_precision_of_the_caller_survives(monkeypatch):
+    seen = []
+    fake = Policy(name="reduced", rules=FP32.rules, float32_matmul="bf16")
+    state = ["none"]
+
+    def set_it(kind, precision):
+        found, state[0] = state[0], precision
+        return found
+
+    monkeypatch.setattr("autoprec.measure.training.set_float32_matmul", set_it)
+    monkeypatch.setattr("autoprec.measure.training.restore", lambda found: state.__setitem__(0, found))
+    monkeypatch.setattr("autoprec.runtime.precision.set_float32_matmul", set_it)
+    monkeypatch.setattr("autoprec.runtime.precision.restore", lambda found: state.__setitem__(0, found))
+
+    def loss(model, batch):
+        seen.append(state[0])
+        return cross_entropy(model, batch)
+
+    training = Training(workload(loss=loss), fake, device="cpu", seed=0, batches=batches())
+    assert state == ["none"]
+    training.step()
+    assert (seen, state) == (["bf16"], ["none"])
+    training.close()
+    assert state == ["none"]
+
+
+def test_a_nudge_moves_every_weight_by_its_size_and_repeatably():
+    def weights(nudge):
+        with Training(workload(), FP32, device="cpu", seed=0, batches=batches(), nudge=nudge) as training:
+            return torch.cat([p.detach().flatten() for p in training.model.parameters()])
+
+    relative = weights(1e-3) / weights(0.0) - 1
+    # 212 draws of N(0, 1): the standard deviation is known to 1 / sqrt(424) = 5 %, so 20 % is four sigma.
+    assert relative.std().item() == pytest.approx(1e-3, rel=0.2)
+    assert torch.equal(weights(1e-3), weights(1e-3))
+    assert weights(1e-3).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("loss", "got"),
+    [
+        (lambda model, batch: 1.0, "a float"),
+        (lambda model, batch: model(batch[0]), r"a tensor of shape \(16, 4\)"),
+        (lambda model, batch: cross_entropy(model, batch).detach(), "does not require grad"),
+        (lambda model, batch: model(batch[0]).argmax(), "a tensor of int64"),
+    ],
+)
+def test_a_loss_that_cannot_be_trained_is_named(loss, got):
+    with pytest.raises(WorkloadError, match=got):
+        train(loss=loss)
+
+
+def test_no_batches_are_refused():
+    with pytest.raises(WorkloadError, match="at least one batch"):
+        Training(workload(), FP32, device="cpu", seed=0, batches=[])
+
+
+def test_a_loss_that_is_not_finite_is_returned_as_it_is():
+    assert math.isnan(train(loss=lambda model, batch: cross_entropy(model, batch) * math.nan, steps=1)[0])
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("fused", [False, True])
+def test_skipped_steps_are_counted(optimizer, fused):
+    policy = Policy(name="scaled", rules=FP32.rules, loss_scale=LossScale(kind="dynamic", initial=2.0**24))
+
+    def loss(model, batch):
+        # Gradients of the last bias are 2^110 / 4 times the scale, so they overflow while that is 2^20 or more.
+        return (model(batch[0]) * 2.0**110).mean()
+
+    fields = {"loss": loss, "optimizer": lambda params: optimizer(params, lr=0.0, fused=fused)}
+    with Training(workload(**fields), policy, device="cpu", seed=0, batches=batches()) as training:
+        for _ in range(12):
+            training.step()
+        scale = training.precision.scaler.get_scale()
+        assert training.num_skipped == math.log2(2.0**24 / scale)
+        assert 5 <= training.num_skipped < 12
+        assert training.num_steps == len(training.losses) == 12
+
+
+def test_without_a_scaler_nothing_is_skipped():
+    with Training(workload(), FP32, device="cpu", seed=0, batches=batches()) as training:
+        training.step()
+        assert training.num_skipped == 0
+
+
+def test_close_frees_the_model_and_ends_the_run():
+    alive = []
+
+    def model():
+        made = mlp()
+        made.__dict__["root"] = made
+        alive.append(weakref.ref(made))
+        return made
+
+    gc.collect()
+    training = Training(workload(model=model), BF16, device="cpu", seed=0, batches=batches())
+    training.step()
+    training.close()
+    assert alive[0]() is None
+    with pytest.raises(MeasurementError, match="closed"):
+        training.step()
