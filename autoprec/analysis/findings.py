@@ -1,0 +1,143 @@
+"""Findings: what somebody should do something about, most harmful first."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from autoprec.analysis.loss_scale import LossScaleAdvice
+from autoprec.analysis.marks import Mark, Reason, ReasonCode
+from autoprec.analysis.storage import (
+    Storage,
+    eps_vanishes,
+    frozen_parameters,
+    second_moment_freezes,
+    stalled_statistics,
+)
+
+Severity: TypeAlias = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+
+_NUM_NAMES = 4
+
+# What to change in the user's code, for the reasons that have a cure other than FP32.
+_CURES = {
+    ReasonCode.CONSTANT_OVERFLOWS: "write torch.finfo(x.dtype).min, or -inf where no row is masked completely",
+    ReasonCode.GUARD_VANISHES: "use an eps that the format holds, or add it outside of the low region",
+    ReasonCode.BOUND_ROUNDS_TO_ONE: "clamp the logits instead, or use the loss that takes logits",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """Something to act on, or to know.
+
+    `error`: a `must` mark; `warning`: a fault that a setting repairs; `note`: no fault on the recorded batch, or only
+    for a choice that is not the default. `site` is empty for findings about the whole run.
+    """
+
+    code: str
+    severity: Severity
+    site: str
+    message: str
+    fix: str
+
+
+def findings_of(
+    marks: Iterable[Mark], advice: Sequence[LossScaleAdvice], storage: Storage, *, replay_matches: bool
+) -> tuple[Finding, ...]:
+    """Return all findings: errors, then warnings, then notes, each in order of execution."""
+    found = [*_replay(matches=replay_matches), *_sites(marks), *_loss_scale(advice)]
+    for each in advice:
+        found += _storage(storage, each.format)
+    return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
+
+
+def _replay(*, matches: bool) -> Iterator[Finding]:
+    if not matches:
+        yield Finding(
+            code="replay_differs",
+            severity="warning",
+            site="",
+            message="a replay of the recorded step gives another loss, so what is seen on it may not hold",
+            fix="look for state outside the model or random numbers that no torch seed governs",
+        )
+
+
+def _sites(marks: Iterable[Mark]) -> Iterator[Finding]:
+    for mark in marks:
+        for reason in mark.reasons:
+            severity = _severity(mark, reason)
+            if severity is not None:
+                cure = _CURES.get(reason.code)
+                keep = f'keep it in FP32: {{sites: "{mark.site}", format: fp32}}'
+                yield Finding(
+                    code=reason.code.value,
+                    severity=severity,
+                    site=str(mark.site),
+                    message=reason.detail,
+                    fix=f"{keep}; or {cure}" if cure else keep,
+                )
+
+
+def _severity(mark: Mark, reason: Reason) -> Severity | None:
+    """Return how harmful a reason is; None for what the classes of ops say by default."""
+    is_fault = reason.code in _CURES and bool(reason.evidence["raises"] or reason.evidence["num_broken_calls"])
+    if is_fault and mark.verdict == "must":
+        return "error"
+    return "note" if reason.code in _CURES or reason.code is ReasonCode.UNKNOWN_OP else None
+
+
+def _loss_scale(advice: Sequence[LossScaleAdvice]) -> Iterator[Finding]:
+    for each in advice:
+        if each.needed:
+            site, frac = each.lost[0] if each.lost else ("", 1.0)
+            others = f"; so do {len(each.lost) - 1} others" if len(each.lost) > 1 else ""
+            yield Finding(
+                code="gradients_underflow",
+                severity="warning",
+                site=site,
+                message=f"without a loss scale its gradient loses {frac:.0%} of its norm in {each.format}{others}",
+                fix=f"loss_scale: {{kind: dynamic, initial: {each.initial:.0f}}}",
+            )
+
+
+def _storage(storage: Storage, format_name: str) -> Iterator[Finding]:
+    frozen = frozen_parameters(storage, format_name)
+    if frozen:
+        yield _note(
+            "weights_do_not_move",
+            f"stored in {format_name}, {len(frozen)} of {len(storage.parameters)} parameters do not move in the first "
+            f"step: {_some(frozen)}",
+            "keep FP32 weights: parameters: {storage: fp32}",
+        )
+    stalled = stalled_statistics(storage, format_name)
+    if stalled:
+        yield _note(
+            "statistics_stall",
+            f"stored in {format_name}, {len(stalled)} running statistics stall, as their momentum is below half a "
+            f"spacing: {_some(stalled)}",
+            "keep these buffers in FP32",
+        )
+    if second_moment_freezes(storage, format_name):
+        yield _note(
+            "second_moment_freezes",
+            f"stored in {format_name}, {storage.optimizer}'s second moment never decays: 1 - beta2 is "
+            f"{1 - (storage.second_moment_decay or 0):.2g}, below every half spacing",
+            "keep exp_avg_sq in FP32",
+        )
+    if eps_vanishes(storage, format_name):
+        yield _note(
+            "optimizer_eps_vanishes",
+            f"stored in {format_name}, {storage.optimizer}'s eps of {storage.eps:g} is 0, and a weight "
+            "without gradient becomes 0 / 0",
+            "keep FP32 weights and optimizer state, or set eps to 1e-4",
+        )
+
+
+def _note(code: str, message: str, fix: str) -> Finding:
+    return Finding(code=code, severity="note", site="", message=message, fix=fix)
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _NUM_NAMES
+    return ", ".join(names[:_NUM_NAMES]) + (f" and {rest} more" if rest > 0 else "")

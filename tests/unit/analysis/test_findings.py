@@ -1,0 +1,87 @@
+from autoprec.analysis.classes import static_marks
+from autoprec.analysis.constants import constant_marks, lost_constants
+from autoprec.analysis.findings import Finding, findings_of
+from autoprec.analysis.loss_scale import LossScaleAdvice
+from autoprec.analysis.marks import Mark, merge
+from autoprec.analysis.storage import Storage, StoredBuffer, StoredParameter
+from tests.op_graphs import chain, node
+
+GRAPH = chain(
+    node("a", "frobnicate"), node("b", "add", constants=(1e-8,)), node("c", "masked_fill", constants=(-1e9,)),
+    node("d", "exp"),
+)  # fmt: skip
+QUIET = Storage(
+    optimizer="SGD", measured=True, lr=0.1, eps=None, second_moment_decay=None, parameters=(), buffers=()
+)  # fmt: skip
+
+
+def marks() -> tuple[Mark, ...]:
+    return merge((*static_marks(GRAPH, ("fp16",), "cpu"), *constant_marks(lost_constants(GRAPH, ("fp16",)))))
+
+
+def advice(*, needed: bool) -> LossScaleAdvice:
+    return LossScaleAdvice(
+        format="fp16", needed=needed, initial=2.0**21, flush_frac=0.1, subnormal_frac=0.2, scaled_flush_frac=0.0,
+        max_abs=1e-3, lost=(("stem:conv2d#0", 1.0), ("mid:conv2d#0", 0.5)),
+    )  # fmt: skip
+
+
+def find(storage: Storage = QUIET, *, needed: bool = False, matches: bool = True) -> tuple[Finding, ...]:
+    return findings_of(marks(), (advice(needed=needed),), storage, replay_matches=matches)
+
+
+def test_the_most_harmful_comes_first() -> None:
+    found = find(needed=True, matches=False)
+    assert [(each.severity, each.code) for each in found] == [
+        ("error", "constant_overflows"),
+        ("warning", "replay_differs"),
+        ("warning", "gradients_underflow"),
+        ("note", "unknown_op"),
+        ("note", "guard_vanishes"),
+    ]
+
+
+def test_ops_that_are_fp32_by_default_are_no_finding() -> None:
+    assert all(each.site != ":exp#0" for each in find())
+
+
+def test_a_finding_says_what_to_write_into_the_policy() -> None:
+    (error,) = [each for each in find() if each.severity == "error"]
+    assert error.site == ":masked_fill#0"
+    assert error.fix.startswith('keep it in FP32: {sites: ":masked_fill#0", format: fp32}; or write torch.finfo')
+
+
+def test_an_underflow_names_the_worst_site_and_the_scale() -> None:
+    (warning,) = [each for each in find(needed=True) if each.severity == "warning"]
+    assert warning.site == "stem:conv2d#0"
+    assert warning.message == "without a loss scale its gradient loses 100% of its norm in fp16; so do 1 others"
+    assert warning.fix == "loss_scale: {kind: dynamic, initial: 2097152}"
+
+
+def test_storage_that_does_not_learn_is_noted() -> None:
+    names = [f"norm{index}.weight" for index in range(6)]
+    storage = Storage(
+        optimizer="Adam", measured=True, lr=1e-3, eps=1e-8, second_moment_decay=0.9999,
+        parameters=tuple(
+            StoredParameter(
+                name=name, shape=(4,), num_elements=4, num_state_elements=8, lost_update_frac={"fp16": 1.0}
+            )
+            for name in names
+        ),
+        buffers=(StoredBuffer(name="norm.running_mean", shape=(4,), num_elements=4, momentum=1e-4),),
+    )  # fmt: skip
+    notes = {each.code: each.message for each in find(storage) if not each.site}
+    assert notes == {
+        "weights_do_not_move": "stored in fp16, 6 of 6 parameters do not move in the first step: norm0.weight, "
+        "norm1.weight, norm2.weight, norm3.weight and 2 more",
+        "statistics_stall": "stored in fp16, 1 running statistics stall, as their momentum is below half a spacing: "
+        "norm.running_mean",
+        "second_moment_freezes": "stored in fp16, Adam's second moment never decays: 1 - beta2 is 0.0001, below every "
+        "half spacing",
+        "optimizer_eps_vanishes": "stored in fp16, Adam's eps of 1e-08 is 0, and a weight without gradient "
+        "becomes 0 / 0",
+    }
+
+
+def test_quiet_means_quiet() -> None:
+    assert findings_of((), (advice(needed=False),), QUIET, replay_matches=True) == ()
