@@ -1,0 +1,88 @@
+"""`autoprec inspect`: what must stay FP32, what should by default, and why, without training."""
+
+import contextlib
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autoprec.errors import FormatError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autoprec.runtime.device import DeviceInfo
+
+_WIDTH = 120
+
+
+def inspect(
+    *,
+    workload: Annotated[str, typer.Argument(help="The training run: file.py or file.py:name.")],
+    formats: Annotated[str, typer.Option(help="Low formats to judge, separated by commas.")] = "fp16,bf16",
+    device: Annotated[str, typer.Option(help="Device to run on: auto, cpu, cuda or mps.")] = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the model's weights and of every other random choice.")] = 0,
+    every_site: Annotated[bool, typer.Option("--all", help="Show every site, not one line a layer.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+) -> None:
+    """Show what must stay FP32 in a training run, what should by default, and why, without training it.
+
+    Exit code 1 if anything must stay FP32.
+    """
+    names = _formats(formats)
+    from autoprec.analysis import inspect_recording
+    from autoprec.capture import record
+    from autoprec.report.inspect_json import inspect_json
+    from autoprec.report.inspect_view import inspect_view
+    from autoprec.runtime.device import describe
+    from autoprec.search.broken import check_first_loss
+    from autoprec.workload import load
+
+    with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+        loaded, info = load(workload), describe(device)
+        recording = record(loaded.workload, device=info.kind, seed=seed)
+        check_first_loss(recording)
+        inspection = inspect_recording(recording, loaded.workload, names, info.kind)
+    if as_json:
+        found = inspect_json(inspection, workload=loaded.name, device=_device_json(info))
+        typer.echo(json.dumps(found, indent=2, allow_nan=False))
+    else:
+        from autoprec.report.inspect_text import print_inspection
+
+        title = f"{info.kind} ({info.name})"
+        view = inspect_view(inspection, workload=loaded.name, device=title, every_site=every_site)
+        print_inspection(view, _console())
+    if any(mark.verdict == "must" for mark in inspection.marks):
+        raise typer.Exit(1)
+
+
+def _formats(text: str) -> tuple[str, ...]:
+    """Return the formats that `text` lists.
+
+    Raises: `FormatError` for none, for a name that is no format, and for one that is not low.
+    """
+    from autoprec.numerics import FORMATS, format_named
+
+    low = [row.name for row in FORMATS.values() if row.storage_bits < FORMATS["fp32"].storage_bits]
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise FormatError(f'--formats "{text}" lists no format; low formats: {", ".join(low)}')
+    for name in names:
+        if format_named(name).name not in low:
+            raise FormatError(f'--formats: "{name}" is not a low format; low formats: {", ".join(low)}')
+    return names
+
+
+def _console() -> "Console":
+    """Return a console on stdout; where that is no terminal and nobody says how wide it is, 120 columns."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    is_known = console.is_terminal or "COLUMNS" in os.environ
+    return console if is_known else Console(highlight=False, width=_WIDTH)
+
+
+def _device_json(info: "DeviceInfo") -> dict[str, Any]:
+    return {"kind": info.kind, "name": info.name, "formats": list(info.formats)}

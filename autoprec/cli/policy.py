@@ -1,0 +1,216 @@
+"""`autoprec policy`: check a policy file, show it, and compare two.
+
+Torch is loaded only where a workload is given: its sites are what the rules are held against.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from autoprec.graph.site import Site
+    from autoprec.policy import Policy, PolicyDiff, ResolvedPolicy
+
+_SCHEMA_VERSION = 1
+_WIDE = 200  # columns off a terminal, where nothing should be folded to fit a screen
+
+app = typer.Typer(
+    help="Check, show and compare policies.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+File = Annotated[str, typer.Argument(help="Policy file, or the name of a preset.", show_default=False)]
+Workload = Annotated[str | None, typer.Argument(help="Workload whose sites to hold against the rules.")]
+Device = Annotated[str, typer.Option(help="Device of presets, and to run the workload on: auto, cpu, cuda or mps.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+@app.command()
+def check(file: File, workload: Workload = None, *, device: Device = "cpu") -> None:
+    """Check that a policy is well formed and, on a workload, that every rule wins somewhere.
+
+    Exit 0: fine; 1: a rule wins nowhere; 2: the file is wrong.
+    """
+    device = _kind(device)
+    policy = _read(file, device)
+    if workload is None:
+        formats = ", ".join(dict.fromkeys(rule.format for rule in policy.rules))
+        typer.echo(f'{file}: policy "{policy.name}" is well formed: {len(policy.rules)} rules, formats {formats}')
+        return
+    from autoprec.policy import resolve
+
+    resolved = resolve(policy, _sites(workload, device))
+    _draw(_resolution_table(resolved))
+    findings = _findings(file, resolved)
+    for finding in findings:
+        typer.echo(finding)
+    if findings:
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(file: File, *, device: Device = "cpu", as_json: AsJson = False) -> None:
+    """Show a policy: its settings, and its rules in the order in which they are tried."""
+    from autoprec.policy import to_plain
+
+    policy = _read(file, _kind(device))
+    plain = to_plain(policy)
+    if as_json:
+        _print_json(plain)
+        return
+    from autoprec.policy.yaml_text import flow
+
+    for key, value in plain.items():
+        if key not in ("rules", "evidence"):
+            typer.echo(f"{key:<15} {flow(value)}")
+    rows = [(str(number), rule.sites, rule.format, rule.why) for number, rule in enumerate(policy.rules, start=1)]
+    _draw(_table("Rules, first match wins", ("#", "sites", "format", "why"), rows))
+    for key, value in plain["evidence"].items():
+        typer.echo(f"{key:<15} {flow(value)}")
+
+
+@app.command()
+def diff(a: File, b: File, workload: Workload = None, *, device: Device = "cpu", as_json: AsJson = False) -> None:
+    """Compare two policies: settings, rules and, on a workload, the format of every site.
+
+    Exit 0: they do the same; 1: they differ; 2: a file is wrong.
+    """
+    from autoprec.policy import diff as diff_policies
+
+    device = _kind(device)
+    policy_a, policy_b = _read(a, device), _read(b, device)
+    found = diff_policies(policy_a, policy_b, () if workload is None else _sites(workload, device))
+    if as_json:
+        _print_json(_diff_plain(policy_a, policy_b, found))
+    else:
+        _draw_diff(a, b, found, with_sites=workload is not None)
+    if found:
+        raise typer.Exit(1)
+
+
+def _kind(device: str) -> str:
+    """Return the kind of device that is meant; `auto` is asked of torch."""
+    if device != "auto":
+        return device
+    from autoprec.runtime.device import describe
+
+    return str(describe(device).kind)
+
+
+def _read(file: str, device: str) -> "Policy":
+    """Return the policy in a file, or the preset of that name; a file wins."""
+    from autoprec.errors import PolicyFileError
+    from autoprec.policy import load_policy, preset, preset_names
+
+    names = preset_names(device)
+    if Path(file).exists():
+        return load_policy(file)
+    if file in names:
+        return preset(file, device)
+    raise PolicyFileError(f"{file}: there is no such policy file, and no such preset; presets: {', '.join(names)}")
+
+
+def _sites(workload: str, device: str) -> "tuple[Site, ...]":
+    from autoprec.capture import record
+    from autoprec.workload import load
+
+    return record(load(workload).workload, device=device).op_graph.sites()
+
+
+def _findings(file: str, resolved: "ResolvedPolicy") -> list[str]:
+    """Return a line for each rule that wins nowhere; a preset names every op there is, so it has none."""
+    if not Path(file).exists():
+        return []
+    from autoprec.policy import rule_lines
+
+    lines = rule_lines(file)
+    return [f"{file}:{lines[index]}: {resolved.explain_dead(index)}" for index in resolved.dead_rules]
+
+
+def _resolution_table(resolved: "ResolvedPolicy") -> "Table":
+    rows = [
+        (str(index + 1), rule.sites, rule.format, str(len(sites)), str(sites[0]) if sites else "")
+        for index, (rule, sites) in enumerate(zip(resolved.policy.rules, resolved.sites_of_rule, strict=True))
+    ]
+    title = f"{len(resolved.winners)} sites"
+    return _table(title, ("#", "sites", "format", "wins", "for example"), rows)
+
+
+def _draw_diff(a: str, b: str, found: "PolicyDiff", *, with_sites: bool) -> None:
+    if not found:
+        typer.echo(f"{a} and {b} do the same")
+    from autoprec.policy.yaml_text import flow
+
+    for setting in found.settings:
+        typer.echo(f"{setting.name}: {flow(setting.a)} -> {flow(setting.b)}")
+    for change in found.rules:
+        sign = {"a": "-", "b": "+"}[change.side]
+        typer.echo(f"{sign} rule {change.index + 1}: {change.rule.sites} {change.rule.format}")
+    if with_sites:
+        rows = [(str(item.site), item.a.format, item.b.format, item.a.sites, item.b.sites) for item in found.sites]
+        columns = ("site", "format a", "format b", "rule a", "rule b")
+        _draw(_table(f"{len(rows)} sites run in another format", columns, rows))
+
+
+def _diff_plain(a: "Policy", b: "Policy", found: "PolicyDiff") -> dict[str, Any]:
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "a": a.name,
+        "b": b.name,
+        "equal": not found,
+        "settings": [{"name": item.name, "a": item.a, "b": item.b} for item in found.settings],
+        "rules": [
+            {"side": item.side, "index": item.index, "sites": item.rule.sites, "format": item.rule.format}
+            for item in found.rules
+        ],
+        "sites": [
+            {
+                "site": str(item.site),
+                "a": {"format": item.a.format, "rule": item.a.sites},
+                "b": {"format": item.b.format, "rule": item.b.sites},
+            }
+            for item in found.sites
+        ],
+    }
+
+
+def _print_json(value: Any) -> None:
+    typer.echo(json.dumps(_json_safe(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _json_safe(value: Any) -> Any:
+    """Return `value` with text (`nan`, `inf`) for the numbers that JSON lacks."""
+    if isinstance(value, Mapping):
+        return {key: _json_safe(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_json_safe(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _table(title: str, columns: tuple[str, ...], rows: "Sequence[tuple[str, ...]]") -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _draw(table: "Table") -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDE)
+    console.print(table)

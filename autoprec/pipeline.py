@@ -1,0 +1,110 @@
+"""The story: load, record and mark, train FP32, search, prove, write."""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autoprec.policy import load_policy
+from autoprec.records import check_writable, save_record
+from autoprec.records.run import RunRecord
+from autoprec.runtime.device import describe
+from autoprec.search.budget import Budget
+from autoprec.search.fp32 import train_fp32
+from autoprec.search.interrupt import uninterrupted
+from autoprec.search.lock import run_lock
+from autoprec.search.observer import Observer
+from autoprec.search.places import claim_places
+from autoprec.search.resume import resume_or_start
+from autoprec.search.search import search_and_prove
+from autoprec.search.side_by_side import check_fits, measure_side_by_side
+from autoprec.search.study import stored_horizon
+from autoprec.search.subject import record_and_mark
+from autoprec.search.write import run_record, write_results
+from autoprec.workload import load
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """What `autoprec tune` was asked for; None stands for the default that depends on workload or device."""
+
+    workload: str
+    out: Path = Path("policy.yaml")
+    run_dir: Path | None = None
+    budget_s: float = 300.0
+    trials: int | None = None
+    space: Path | None = None
+    seed: int = 0
+    storage: str | None = None
+    study: str | None = None
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What `autoprec bench` was asked for; `horizon` are the steps each policy trains."""
+
+    workload: str
+    policy: Path
+    run_dir: Path | None = None
+    horizon: int = 60
+    seed: int = 0
+    device: str = "auto"
+
+
+def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
+    """Return the record of a whole run; the policy and the record are written.
+
+    After Ctrl-C the best so far is written and the record says `interrupted`; before there is any, it is raised.
+    """
+    watch = observer or Observer()
+    budget = Budget(seconds=options.budget_s, trials=options.trials)
+    device = describe(options.device)
+    loaded = load(options.workload)
+    places = claim_places(loaded.name, options.out, options.run_dir, options.storage, options.study)
+    with watch, run_lock(places.run_dir):
+        watch.stage("recording", budget_s=options.budget_s)
+        subject = record_and_mark(loaded, device, options.space, options.seed)
+        watch.stage("fp32")
+        stored = stored_horizon(places.storage, places.study)
+        objective, prover = train_fp32(subject, horizon=stored, budget_s=options.budget_s)
+        study = resume_or_start(subject, objective.protocol.horizon, places, watch)
+        found = search_and_prove(study, objective, prover, subject, budget, watch)
+        with uninterrupted():
+            return write_results(found, subject, objective, places, budget, _plain(options))
+
+
+def bench(options: BenchOptions, observer: Observer | None = None) -> RunRecord:
+    """Return the record of baselines and one policy measured side by side; it is written as `bench.json`."""
+    watch = observer or Observer()
+    started = time.monotonic()
+    device = describe(options.device)
+    policy = load_policy(options.policy)
+    loaded = load(options.workload)
+    run_dir = options.run_dir or Path("runs") / loaded.name
+    check_writable(run_dir)
+    with watch:
+        watch.stage("recording")
+        subject = record_and_mark(loaded, device, None, options.seed)
+        check_fits(policy, subject)
+        watch.stage("fp32")
+        objective, _ = train_fp32(subject, horizon=options.horizon, budget_s=0.0)
+        watch.stage("baselines and the policy")
+        trials = measure_side_by_side(objective, subject.catalog.baselines, policy, watch)
+        file = run_dir / "bench.json"
+        record = run_record(
+            subject,
+            objective,
+            trials,
+            command="bench",
+            options=_plain(options),
+            record_file=str(file),
+            wall_s=time.monotonic() - started,
+        )
+        save_record(record, file)
+        return record
+
+
+def _plain(options: TuneOptions | BenchOptions) -> dict[str, Any]:
+    """Return the options as a record holds them."""
+    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}

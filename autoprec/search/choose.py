@@ -1,0 +1,109 @@
+"""Choosing what is written: the fastest trial that is proven, or else the baseline it could not beat."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from autoprec.records.run import Interval, TrialRecord, Verdict, VerificationRecord
+from autoprec.search.decide import best_baseline, contenders, decide, ratio_of, simplest_of_the_best
+
+Prove: TypeAlias = Callable[[TrialRecord], VerificationRecord]
+Versus: TypeAlias = Callable[[TrialRecord, TrialRecord], Interval]
+
+_MAX_CONTENDERS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """The trial whose policy is written, and how it compares. `versus` is its speed-up over `best`."""
+
+    trial: TrialRecord
+    best: TrialRecord
+    verdict: Verdict
+    versus: Interval
+    verified: bool
+
+
+@dataclass(kw_only=True)
+class Choosing:
+    """The state of choosing: the checks made so far, which outlive an interruption."""
+
+    trials: Sequence[TrialRecord]
+    checks: list[VerificationRecord] = field(default_factory=list)
+
+    def choose(self, prove: Prove, versus: Versus, has_time: Callable[[], bool]) -> Outcome:
+        """Return the outcome of proving and timing; of the three candidates at most, later ones wait for time."""
+        best = self._proven_best_baseline(prove)
+        timed: Interval | None = None
+        for place, contender in enumerate(contenders(self.trials, best)[:_MAX_CONTENDERS]):
+            if place > 0 and not has_time():
+                break
+            if not self._is_proven(contender, prove):
+                continue
+            timed = versus(contender, best)
+            self.checks[-1] = replace(self.checks[-1], versus_baseline=timed)
+            if decide(timed) == "improved":
+                return Outcome(trial=contender, best=best, verdict="improved", versus=timed, verified=True)
+            break
+        written = next(each for each in simplest_of_the_best(self._sound()) if self._is_proven(each, prove))
+        return Outcome(
+            trial=written, best=best, verdict=decide(timed), versus=versus_best(written, best), verified=True
+        )
+
+    def so_far(self) -> Outcome:
+        """Return the outcome that the checks made so far allow: after an interruption nothing else is trained.
+
+        A candidate counts as better only if the intervals of its trial and of the best baseline's leave no doubt.
+        """
+        sound = self._sound()
+        best = best_baseline(sound)
+        for contender in contenders(sound, best):
+            versus = self._timed(contender.name) or versus_best(contender, best)
+            if contender.is_faithful and decide(versus) == "improved":
+                return Outcome(
+                    trial=contender, best=best, verdict="improved", versus=versus, verified=self._passed(contender.name)
+                )
+        written = simplest_of_the_best(sound)[0]
+        return Outcome(
+            trial=written,
+            best=best,
+            verdict="baseline",
+            versus=versus_best(written, best),
+            verified=written.name == "fp32" or self._passed(written.name),
+        )
+
+    def _proven_best_baseline(self, prove: Prove) -> TrialRecord:
+        """Return the fastest baseline that passes; strict fp32 is the reference itself."""
+        while True:
+            best = best_baseline(self._sound())
+            if self._is_proven(best, prove):
+                return best
+
+    def _is_proven(self, trial: TrialRecord, prove: Prove) -> bool:
+        """Return whether the trial passes its verification, which is made once."""
+        if trial.name == "fp32":
+            return True
+        if all(check.name != trial.name for check in self.checks):
+            self.checks.append(prove(trial))
+        return self._passed(trial.name)
+
+    def _sound(self) -> list[TrialRecord]:
+        """Return the trials without those that failed their verification."""
+        failed = {check.name for check in self.checks if not check.passed}
+        return [trial for trial in self.trials if trial.name not in failed]
+
+    def _passed(self, name: str) -> bool:
+        return any(check.name == name and check.passed for check in self.checks)
+
+    def _timed(self, name: str) -> Interval | None:
+        return next((check.versus_baseline for check in self.checks if check.name == name), None)
+
+
+def versus_best(trial: TrialRecord, best: TrialRecord) -> Interval:
+    """Return the speed-up of `trial` over `best` as far as their own trials tell; 1 if they are the same."""
+    assert trial.speedup is not None
+    assert best.speedup is not None
+    if trial.number != best.number:
+        return ratio_of(trial.speedup, best.speedup)
+    value, low, high = best.speedup.value, best.speedup.low, best.speedup.high
+    return Interval(value=1.0, low=low / value, high=high / value)

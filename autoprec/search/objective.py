@@ -1,0 +1,235 @@
+"""The objective: a candidate really trains and is really timed, round by round beside one FP32 run."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from autoprec.measure import (
+    Fidelity,
+    Ratio,
+    StepTooSlow,
+    Training,
+    compare,
+    hopeless,
+    measure_memory,
+    speedup,
+    step_deadline,
+)
+from autoprec.measure.step_time import clock_of
+from autoprec.policy import Policy, preset
+from autoprec.records.run import FidelityRecord, Interval, MemoryRecord, TrialRecord
+from autoprec.search.baselines import coarsest_format, rounding_of
+from autoprec.search.study import Asked
+from autoprec.workload import Workload
+from autoprec.workload.origin import origin
+
+Report: TypeAlias = Callable[[int, float], bool]
+
+_WARMUP = 2
+_MIN_ROUNDS = 12  # so that one disturbed round does not end the interval of the speed-up
+_MAX_STEPS_PER_ROUND = 4
+_SLOW_ROUNDS = 3  # one round may be disturbed by anything
+_MIN_DEADLINE_S = 0.25  # a hiccup of the machine is no slow step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How every trial of a run is measured; two trials of one protocol can be compared."""
+
+    workload: Workload
+    device: str
+    seed: int
+    batches: Sequence[Any]
+    horizon: int
+    margin: float
+    slow_limit: float
+
+    @property
+    def steps_per_round(self) -> int:
+        """Return how many steps of a run are timed in one round."""
+        return max(1, min((self.horizon - _WARMUP) // _MIN_ROUNDS, _MAX_STEPS_PER_ROUND))
+
+    @property
+    def num_rounds(self) -> int:
+        """Return the number of rounds; what they leave of the horizon comes first and is not timed."""
+        return (self.horizon - _WARMUP) // self.steps_per_round
+
+    def train(self, policy: Policy, *, nudge: float = 0.0) -> Training:
+        """Return a fresh run under `policy`."""
+        return Training(self.workload, policy, device=self.device, seed=self.seed, batches=self.batches, nudge=nudge)
+
+
+class Objective:
+    """The FP32 run that stays alive, its curve, and the measurement of candidates beside it.
+
+    At most two copies of model and optimizer state exist at a time: FP32 and one candidate.
+    """
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self._clock = clock_of(protocol.device)
+        self._reference = protocol.train(preset("fp32", protocol.device))
+        steps = [self._timed_step(self._reference) for _ in range(protocol.horizon)]
+        self.losses = tuple(loss for loss, _ in steps)
+        self.first_step_s = steps[0][1]
+        self.step_s = statistics.median(seconds for _, seconds in steps[min(_WARMUP, len(steps) - 1) :])
+        self.chaos: dict[str, tuple[float, ...]] = {}
+
+    def close(self) -> None:
+        """Free the FP32 run; nothing can be measured afterwards. Idempotent."""
+        self._reference.close()
+
+    def measure(self, asked: Asked, policy: Policy, key: str, report: Report) -> TrialRecord:
+        """Return what a trial of `policy` measured; what it raises ends that trial and nothing else.
+
+        `report` is told the ratio of step times after each round and says whether to stop.
+        """
+        started = time.perf_counter()
+        blank = TrialRecord(
+            number=asked.number, name=asked.name, kind=asked.kind, choice=asked.choice, key=key, state="failed"
+        )
+        try:
+            chaos = self._chaos_of(policy)
+            with _no_garbage_collection(), self.protocol.train(policy) as candidate:
+                record = self._rounds(candidate, chaos, blank, report)
+        except StepTooSlow:
+            report(0, self.protocol.slow_limit)
+            record = replace(blank, state="pruned", reason=self._too_slow)
+        except Exception as error:  # noqa: BLE001 kernels and workloads raise anything, and the study goes on
+            where = origin(error)
+            record = replace(blank, reason=f"{where + ': ' if where else ''}{type(error).__name__}: {error}")
+        return replace(record, wall_s=time.perf_counter() - started)
+
+    def _rounds(
+        self, candidate: Training, chaos: Sequence[float] | None, blank: TrialRecord, report: Report
+    ) -> TrialRecord:
+        """Train `candidate` to the horizon beside FP32, or to where it is sure to be unfaithful or too slow."""
+        protocol, margin = self.protocol, self.protocol.margin
+        losses = self._warm_up(candidate)
+        times: list[float] = []
+        reference_times: list[float] = []
+        stopped = ""
+        for number in range(protocol.num_rounds):
+            ours, theirs, new = self._round(candidate, number)
+            losses, times, reference_times = [*losses, *new], [*times, ours], [*reference_times, theirs]
+            wants_stop = report(number, ours / theirs)
+            if hopeless(self.losses, losses, margin, horizon=protocol.horizon):
+                stopped = "unfaithful beyond doubt"
+            elif self._is_too_slow(times, reference_times):
+                stopped = self._too_slow
+            elif wants_stop and blank.kind != "baseline":
+                stopped = "slower than the best trial beyond doubt"
+            if stopped:
+                break
+        length = len(losses)
+        fidelity = None
+        if not stopped or "unfaithful" in stopped:
+            widened = None if chaos is None else chaos[:length]
+            fidelity = compare(self.losses[:length], losses, margin=margin, chaos=widened)
+        return replace(
+            blank,
+            state="pruned" if stopped else "complete",
+            reason=stopped,
+            step_s=statistics.median(times),
+            reference_step_s=statistics.median(reference_times),
+            speedup=interval_of(speedup(reference_times, times)),
+            fidelity=None if fidelity is None else fidelity_record(fidelity),
+            num_steps=length,
+            num_skipped=candidate.num_skipped,
+            memory=None if stopped else _memory_record(candidate),
+            losses=tuple(losses),
+            step_times_s=tuple(times),
+            reference_step_times_s=tuple(reference_times),
+        )
+
+    @property
+    def _too_slow(self) -> str:
+        return f"over {self.protocol.slow_limit:g}x slower than fp32"
+
+    def _is_too_slow(self, times: Sequence[float], reference_times: Sequence[float]) -> bool:
+        ratios = [ours / theirs for ours, theirs in zip(times, reference_times, strict=True)]
+        return len(ratios) >= _SLOW_ROUNDS and statistics.median(ratios) > self.protocol.slow_limit
+
+    def _warm_up(self, candidate: Training) -> list[float]:
+        """Take the steps of the horizon that are not timed: the first ones, each under a deadline."""
+        count = self.protocol.horizon - self.protocol.num_rounds * self.protocol.steps_per_round
+        losses = []
+        # A first step also pays for caches and kernels, and so did the first one of FP32.
+        for limit in (max(self.first_step_s, self.step_s), *[self.step_s] * (count - 1)):
+            with step_deadline(max(self.protocol.slow_limit * limit, _MIN_DEADLINE_S)):
+                losses.append(candidate.step())
+        self._reference.step()
+        return losses
+
+    def _round(self, candidate: Training, number: int) -> tuple[float, float, list[float]]:
+        """Return the median step times of candidate and FP32 in one round, and the candidate's losses."""
+        runs = [candidate, self._reference]
+        if number % 2:
+            runs.reverse()
+        steps = {run: [self._timed_step(run) for _ in range(self.protocol.steps_per_round)] for run in runs}
+        ours, theirs = (statistics.median(seconds for _, seconds in steps[run]) for run in (candidate, self._reference))
+        return ours, theirs, [loss for loss, _ in steps[candidate]]
+
+    def _timed_step(self, run: Training) -> tuple[float, float]:
+        run.prepare()
+        loss, seconds = self._clock(run.advance)
+        return run.settle(loss), seconds
+
+    def _chaos_of(self, policy: Policy) -> Sequence[float] | None:
+        """Return the curve of FP32 nudged by one rounding of the policy's coarsest format, trained once a format."""
+        name = coarsest_format(policy)
+        if name is not None and name not in self.chaos:
+            with self.protocol.train(preset("fp32", self.protocol.device), nudge=rounding_of(name)) as nudged:
+                self.chaos[name] = tuple(nudged.step() for _ in range(self.protocol.horizon))
+        return None if name is None else self.chaos[name]
+
+
+def interval_of(ratio: Ratio) -> Interval:
+    """Return a speed-up as records hold it."""
+    return Interval(value=ratio.median, low=ratio.low, high=ratio.high)
+
+
+def fidelity_record(fidelity: Fidelity) -> FidelityRecord:
+    """Return a fidelity as records hold it."""
+    return FidelityRecord(
+        verdict=fidelity.verdict,
+        reason=fidelity.reason,
+        horizon=fidelity.horizon,
+        steps_lost_frac=fidelity.steps_lost_frac,
+        lower_frac=fidelity.lower_frac,
+        upper_frac=fidelity.upper_frac,
+        margin=fidelity.margin,
+        margin_asked=fidelity.margin_asked,
+        chaos_frac=fidelity.chaos_frac,
+        power_frac=fidelity.power_frac,
+        growth_p_value=fidelity.trend.p_value,
+        projected_frac=fidelity.trend.projected_frac,
+    )
+
+
+def _memory_record(training: Training) -> MemoryRecord:
+    use = measure_memory(training)
+    return MemoryRecord(
+        total_bytes=use.total_bytes,
+        saved_bytes=use.saved_bytes,
+        parameter_bytes=use.parameter_bytes,
+        gradient_bytes=use.gradient_bytes,
+        optimizer_bytes=use.optimizer_bytes,
+    )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep the collector from running in one run's steps what other runs left behind."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

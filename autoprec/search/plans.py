@@ -1,0 +1,72 @@
+"""Static plans: choices that need no measurement to be worth a trial, from the most to the least promising."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from autoprec.search.choices import FP32, LOW, Choice, Dimension, Value, defaults
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A named choice."""
+
+    name: str
+    choice: Choice
+
+
+def plans(rows: Sequence[Dimension]) -> tuple[Plan, ...]:
+    """Return the plans that the dimensions `rows` can express, each choice once, in the order to try them."""
+    lows = next(row.values for row in rows if row.name == "low")
+    found: dict[tuple[tuple[str, Value], ...], Plan] = {}
+    for low in map(str, lows):
+        start = defaults(rows, low)
+        for name, edit in _EDITS.items():
+            choice = start | {key: value for key, value in edit(start).items() if key in start}
+            found.setdefault(tuple(sorted(choice.items())), Plan(name=f"{name}-{low}", choice=choice))
+    return tuple(found.values())
+
+
+def _families(choice: Choice) -> list[str]:
+    return [name for name in choice if name.startswith("family:")]
+
+
+def _only(*families: str) -> Callable[[Choice], dict[str, Value]]:
+    """Return an edit that leaves these families low and keeps all others in FP32; nothing if none of them is there."""
+    wanted = {f"family:{family}" for family in families}
+
+    def edit(choice: Choice) -> dict[str, Value]:
+        present = _families(choice)
+        return {name: FP32 for name in present if name not in wanted} if wanted & set(present) else {}
+
+    return edit
+
+
+def _all_but(*families: str) -> Callable[[Choice], dict[str, Value]]:
+    return lambda _: {f"family:{family}": FP32 for family in families}
+
+
+def _lowered(*ops: str) -> Callable[[Choice], dict[str, Value]]:
+    return lambda _: {f"op:{op}": LOW for op in ops}
+
+
+def _everything(choice: Choice) -> dict[str, Value]:
+    return {name: LOW for name in choice if name.startswith("op:")}
+
+
+_MATMULS = ("matmul", "attention", "linalg")
+_NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
+
+# Each edit changes the choice in which all free ops run low: TensorFlow's graph pass.
+_EDITS: Mapping[str, Callable[[Choice], dict[str, Value]]] = {
+    "graph-pass": lambda _: {},
+    "graph-pass-and-norms": _lowered(*_NORMS),
+    "matmul-only": _only(*_MATMULS),
+    "matmul-and-convolution": _only(*_MATMULS, "convolution"),
+    "all": _everything,
+    "all-but-convolution": _all_but("convolution"),
+    "all-but-attention": _all_but("attention"),
+    "all-but-recurrent": _all_but("recurrent"),
+    "all-but-pointwise": _all_but("pointwise", "transcendental"),
+    "convolution-only": _only("convolution"),
+    "attention-only": _only("attention"),
+}

@@ -1,0 +1,115 @@
+"""From an outcome to what is written: the policy with its evidence, and what it keeps in FP32."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autoprec.graph.site import Site
+from autoprec.policy import Policy, dump_policy, resolve
+from autoprec.records.run import ChosenRecord, FidelityRecord, KeptRecord, VerificationRecord
+from autoprec.search.choices import targets_of
+from autoprec.search.choose import Outcome
+from autoprec.search.layout import Layout
+from autoprec.search.rules import cover
+from autoprec.search.trials import Catalog
+
+
+def policy_of_outcome(
+    outcome: Outcome,
+    catalog: Catalog,
+    checks: Sequence[VerificationRecord],
+    *,
+    name: str,
+    sites: Sequence[Site],
+    evidence: Mapping[str, Any],
+) -> Policy:
+    """Return the policy to write, without rules that win nowhere on `sites`, and with the evidence for it."""
+    trial = outcome.trial
+    policy = resolve(catalog.policy(trial.name, trial.choice), sites).without_dead_rules()
+    fidelity = proven_fidelity(outcome, checks)
+    measured = {
+        "verdict": outcome.verdict,
+        "verified": outcome.verified,
+        "speedup_vs_fp32": None if trial.speedup is None else trial.speedup.value,
+        "spread_vs_fp32": None if trial.speedup is None else trial.speedup.spread,
+        "best_baseline": outcome.best.name,
+        "speedup_vs_best_baseline": outcome.versus.value,
+        "spread_vs_best_baseline": outcome.versus.spread,
+        "fidelity": None if fidelity is None else _fidelity_evidence(fidelity),
+        "memory_bytes": None if trial.memory is None else trial.memory.total_bytes,
+    }
+    return replace(
+        policy,
+        name=f"{name}-{trial.name}",
+        device=dict(catalog.device),
+        evidence=_finite({**evidence, **measured}),
+    )
+
+
+def chosen_record(outcome: Outcome, catalog: Catalog, policy: Policy) -> ChosenRecord:
+    """Return what the record says about the policy that is written."""
+    trial, layout = outcome.trial, catalog.layout
+    resolved = resolve(policy, layout.sites)
+    low = [site for site in layout.sites if resolved.format(site) not in ("fp32", "as_given", "promote")]
+    why = _reasons(trial.choice, layout, resolved.formats)
+    return ChosenRecord(
+        name=trial.name,
+        kind=trial.kind,
+        trial=trial.number,
+        verified=outcome.verified,
+        speedup_vs_fp32=trial.speedup,
+        speedup_vs_best_baseline=outcome.versus,
+        best_baseline=outcome.best.name,
+        low_sites=len(low),
+        num_sites=len(layout.sites),
+        kept=_kept(layout, why) if low else (),
+        policy=dump_policy(policy),
+    )
+
+
+def proven_fidelity(outcome: Outcome, checks: Sequence[VerificationRecord]) -> FidelityRecord | None:
+    """Return the fidelity that counts: that of the proof if there was one, else that of the trial."""
+    proofs = [
+        check.fidelity for check in checks if check.name == outcome.trial.name and check.passed and check.fidelity
+    ]
+    return proofs[0] if proofs else outcome.trial.fidelity
+
+
+def _reasons(choice: Mapping[str, Any], layout: Layout, formats: Mapping[Site, str]) -> Mapping[Site, str]:
+    """Return why each site that stays FP32 does; a baseline gives the reasons that its marks have."""
+    if choice:
+        return targets_of(choice, layout)[1]
+    lows = [name for _, name in layout.marks]
+    low = next((name for name in formats.values() if name in lows), lows[0] if lows else "bf16")
+    return {site: layout.detail(site, low) for site, name in formats.items() if name == "fp32"}
+
+
+def _kept(layout: Layout, why: Mapping[Site, str]) -> tuple[KeptRecord, ...]:
+    rows = []
+    left = frozenset(why)
+    for group in cover(left, layout.groups):
+        own = group.sites & left
+        left -= own
+        reason = Counter(why[site] for site in sorted(own)).most_common(1)[0][0] if own else ""
+        rows.append(KeptRecord(sites=group.glob, num_sites=len(group.sites), why=reason))
+    return tuple(rows)
+
+
+def _fidelity_evidence(fidelity: FidelityRecord) -> Mapping[str, Any]:
+    return {
+        "verdict": fidelity.verdict,
+        "steps_lost_frac": fidelity.steps_lost_frac,
+        "upper_frac": fidelity.upper_frac,
+        "margin": fidelity.margin,
+        "power_frac": fidelity.power_frac,
+        "horizon": fidelity.horizon,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """Return `value` with None for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,43 @@
+"""Starting a study, or going on with the one that an earlier run left."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autoprec.search.observer import Observer
+from autoprec.search.places import Places
+from autoprec.search.study import Study, open_study
+from autoprec.search.subject import Subject
+
+
+def resume_or_start(subject: Subject, horizon: int, places: Places, observer: Observer) -> Study:
+    """Return the open study.
+
+    Raises: `StudyError` if the storage cannot be used or holds a study of something else.
+    """
+    study = open_study(
+        places.storage,
+        places.study,
+        identity=identity_of(subject, horizon),
+        rows=subject.rows,
+        seed=subject.seed,
+        note=observer.note,
+    )
+    if study.resumed:
+        observer.note(f"resuming study {places.study}: {len(study.trials())} trials are there already")
+    return study
+
+
+def identity_of(subject: Subject, horizon: int) -> Mapping[str, str | int | float]:
+    """Return what a study is about: a run is resumed only if all of it is the same."""
+    choices = repr([(row.name, row.values) for row in subject.rows])
+    return {
+        "graph": subject.op_graph.fingerprint(),
+        "device": subject.device.name,
+        "threads": subject.device.num_threads,
+        "torch": subject.device.torch_version,
+        "seed": subject.seed,
+        "horizon": horizon,
+        "space": replace(subject.space, horizon=horizon).fingerprint(),
+        "choices": hashlib.sha256(choices.encode()).hexdigest()[:16],
+    }

@@ -1,0 +1,92 @@
+"""Baselines and a given policy side by side: each measured beside FP32, then all timed in the same rounds."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+import torch
+
+from autoprec.errors import FormatError
+from autoprec.measure import interleave, speedup
+from autoprec.policy import Policy, resolve
+from autoprec.records.run import TrialRecord
+from autoprec.search.baselines import used_formats
+from autoprec.search.objective import Objective, Protocol, interval_of
+from autoprec.search.observer import Observer
+from autoprec.search.study import Asked
+from autoprec.search.subject import Subject
+
+_ROUNDS = 16
+
+
+def measure_side_by_side(
+    objective: Objective, baselines: Mapping[str, Policy], policy: Policy, observer: Observer
+) -> tuple[TrialRecord, ...]:
+    """Return a trial for each of `baselines`, of which `fp32` is the bar, and one for `policy`.
+
+    Fidelity and memory come from a run beside FP32; the times of those that are not far too slow, from the same rounds.
+    """
+    given = policy.name if policy.name not in baselines else f"{policy.name}-file"
+    policies = {**baselines, given: policy}
+    records = []
+    for number, (name, each) in enumerate(policies.items()):
+        observer.trial_begins(name, number)
+        asked = Asked(number=number, kind="policy" if name == given else "baseline", name=name, choice={})
+        record = objective.measure(asked, each, name, lambda done, ratio: _watch(objective, observer, done, ratio))
+        observer.trial_ends(record, None)
+        records.append(record)
+    objective.close()
+    observer.stage("same rounds")
+    timed = _same_rounds(
+        objective.protocol, {r.name: policies[r.name] for r in records if r.state == "complete"}, observer
+    )
+    return tuple(_with_times(record, timed) for record in records)
+
+
+def check_fits(policy: Policy, subject: Subject) -> None:
+    """Return if the device runs the formats of `policy` and each of its rules wins a site.
+
+    Raises: `FormatError` or `PolicyError`.
+    """
+    missing = sorted(used_formats(policy) - set(subject.device.formats))
+    if missing:
+        raise FormatError(
+            f'policy "{policy.name}" uses {", ".join(missing)}, which {subject.device.name} does not run; '
+            f"it runs {', '.join(subject.device.formats)}"
+        )
+    resolve(policy, subject.op_graph.sites()).check_alive()
+
+
+def _watch(objective: Objective, observer: Observer, done: int, ratio: float) -> bool:
+    observer.round_ends((done + 1) / objective.protocol.num_rounds, ratio)
+    return False
+
+
+def _same_rounds(
+    protocol: Protocol, policies: Mapping[str, Policy], observer: Observer
+) -> Mapping[str, tuple[float, ...]]:
+    """Return step times round by round; nothing where all runs at once do not fit into the device's memory."""
+    if "fp32" not in policies:
+        return {}
+    try:
+        with ExitStack() as stack:
+            runs = {name: stack.enter_context(protocol.train(policy)) for name, policy in policies.items()}
+            return interleave(runs, rounds=_ROUNDS, steps_per_round=protocol.steps_per_round, device=protocol.device)
+    except torch.OutOfMemoryError:
+        observer.note("all runs at once do not fit into memory: speed-ups are from rounds with fp32 alone")
+        return {}
+
+
+def _with_times(record: TrialRecord, timed: Mapping[str, tuple[float, ...]]) -> TrialRecord:
+    if record.name not in timed:
+        return record
+    ours, fp32 = timed[record.name], timed["fp32"]
+    ratio = speedup(fp32, ours)
+    return replace(
+        record,
+        step_s=sorted(ours)[len(ours) // 2],
+        reference_step_s=sorted(fp32)[len(fp32) // 2],
+        speedup=interval_of(ratio),
+        step_times_s=ours,
+        reference_step_times_s=fp32,
+    )

@@ -1,0 +1,94 @@
+"""The subject: a workload recorded, marked, and seen through a search space that fits the device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autoprec.analysis import Mark, inspect_recording
+from autoprec.analysis.classes import numerics_classes
+from autoprec.capture import record, require_reproducible
+from autoprec.errors import SpaceError
+from autoprec.graph.layers import layers_of
+from autoprec.graph.opgraph import OpGraph
+from autoprec.graph.site import Site
+from autoprec.policy import MatmulPrecision
+from autoprec.runtime.device import DeviceInfo
+from autoprec.runtime.matmul_precision import supported
+from autoprec.search.baselines import baselines
+from autoprec.search.broken import check_first_loss
+from autoprec.search.choices import Dimension, dimensions
+from autoprec.search.layout import layout_of
+from autoprec.search.space import Space, load_space, space_path
+from autoprec.search.trials import Catalog
+from autoprec.workload import LoadedWorkload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is tuned, on what, and what may be chosen."""
+
+    loaded: LoadedWorkload
+    device: DeviceInfo
+    seed: int
+    op_graph: OpGraph
+    space: Space
+    catalog: Catalog
+    rows: tuple[Dimension, ...]
+
+
+def record_and_mark(loaded: LoadedWorkload, device: DeviceInfo, space_file: Path | None, seed: int) -> Subject:
+    """Return the subject of a run: one recorded step, its marks, and the space as far as the device allows.
+
+    The recording and its model are gone afterwards: trials need the room.
+
+    Raises: `WorkloadError` if the loss is not finite, naming the op; `ReplayError` if the workload does not repeat
+    itself; `SpaceError` if the device runs no low format of the space.
+    """
+    precisions = supported(device.kind)
+    space = cut_to_device(load_space(space_file or space_path(device.kind)), device, precisions)
+    recording = record(loaded.workload, device=device.kind, seed=seed)
+    check_first_loss(recording)
+    require_reproducible(recording, loaded.workload)
+    marks = inspect_recording(recording, loaded.workload, space.low, device.kind).marks
+    catalog = catalog_of(recording.op_graph, marks, space, device, precisions)
+    return Subject(
+        loaded=loaded,
+        device=device,
+        seed=seed,
+        op_graph=recording.op_graph,
+        space=space,
+        catalog=catalog,
+        rows=dimensions(space, catalog.layout),
+    )
+
+
+def cut_to_device(space: Space, device: DeviceInfo, precisions: Sequence[MatmulPrecision]) -> Space:
+    """Return `space` with the low formats and FP32 matmul precisions that the device has.
+
+    Raises: `SpaceError` if no low format is left.
+    """
+    low = tuple(name for name in space.low if name in device.formats)
+    if not low:
+        raise SpaceError(
+            f"the search space has the low formats {', '.join(space.low)}, and {device.name} runs "
+            f"{', '.join(device.formats)}; give a space with one of these (--space FILE)"
+        )
+    matmul: tuple[MatmulPrecision, ...] = tuple(name for name in space.float32_matmul if name in precisions)
+    return replace(space, low=low, float32_matmul=matmul or ("ieee",))
+
+
+def catalog_of(
+    op_graph: OpGraph, marks: Sequence[Mark], space: Space, device: DeviceInfo, precisions: Sequence[MatmulPrecision]
+) -> Catalog:
+    """Return what trials are made from."""
+    return Catalog(
+        baselines=baselines(device.kind, device.formats, precisions),
+        layout=layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph)),
+        device={"kind": device.kind, "name": device.name},
+    )
+
+
+def lowerable_sites(op_graph: OpGraph) -> frozenset[Site]:
+    """Return the sites that compute floating-point values and that a policy may cast."""
+    classed = numerics_classes(op_graph)
+    return frozenset(node.site for node in op_graph.calls() if node.site is not None and node.name in classed)

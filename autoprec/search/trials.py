@@ -1,0 +1,125 @@
+"""The loop over trials: baselines, plans, then what the sampler proposes, until budget or ideas are spent."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autoprec.graph.site import Site
+from autoprec.policy import Policy
+from autoprec.records.run import TrialRecord
+from autoprec.search.budget import Budget, reserve_s, trial_s
+from autoprec.search.choices import Choice, choice_key, policy_of
+from autoprec.search.layout import Layout
+from autoprec.search.objective import Objective
+from autoprec.search.observer import Observer
+from autoprec.search.plans import Plan
+from autoprec.search.study import Asked, Study
+
+# So many proposals in a row that were all measured before: the space has nothing new.
+_STALE_PROPOSALS = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalog:
+    """What trials are made from: the baselines, the layout that choices decide about, and the device they name."""
+
+    baselines: Mapping[str, Policy]
+    layout: Layout
+    device: Mapping[str, str]
+
+    def policy(self, name: str, choice: Choice) -> Policy:
+        """Return the policy of a trial; a trial without a choice is a baseline."""
+        return policy_of(choice, self.layout, name=name, device=self.device) if choice else self.baselines[name]
+
+    def key(self, name: str, choice: Choice) -> str:
+        """Return a text that two trials share exactly if they train and run alike."""
+        if choice:
+            return choice_key(choice, self.layout)
+        policy = self.baselines[name]
+        plain = set(policy.formats) == {"fp32"} and policy.parameters.storage == "fp32"
+        return f"fp32|{policy.float32_matmul}" if plain else f"baseline|{name}"
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Return the sites that may run low."""
+        return self.layout.sites
+
+
+def run_trials(
+    study: Study,
+    objective: Objective,
+    catalog: Catalog,
+    planned: Sequence[Plan],
+    budget: Budget,
+    observer: Observer,
+) -> None:
+    """Measure baselines, then static plans, then what the sampler proposes, as much as the budget allows; fp32 always.
+
+    An interrupted trial goes back into the queue. What the study has already is not measured again.
+    """
+    records = list(study.trials())
+    for name in catalog.baselines:
+        study.enqueue("baseline", name, {})
+    while study.has_waiting("baseline") and (not records or budget.left_s() > 0):
+        records.append(_next_trial(study, objective, catalog, records, observer))
+    missing = [name for name in catalog.baselines if name not in {record.name for record in records}]
+    if missing:
+        observer.note(f"the budget is over: {', '.join(missing)} not measured; the same command goes on with it")
+    # Only now: a baseline that was interrupted is at the end of the queue.
+    for plan in planned:
+        study.enqueue("plan", plan.name, plan.choice)
+    stale = 0
+    while stale < _STALE_PROPOSALS and _has_budget(objective, budget, records):
+        records.append(_next_trial(study, objective, catalog, records, observer))
+        stale = stale + 1 if records[-1].state == "duplicate" else 0
+
+
+def _next_trial(
+    study: Study, objective: Objective, catalog: Catalog, records: Sequence[TrialRecord], observer: Observer
+) -> TrialRecord:
+    asked = study.ask()
+    try:
+        record = _measured(study, objective, catalog, asked, records, observer)
+    except KeyboardInterrupt:
+        study.put_back(asked)
+        raise
+    observer.trial_ends(record, fastest([*records, record]))
+    return record
+
+
+def fastest(records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return the fastest faithful trial by its point estimate."""
+    faithful = [record for record in records if record.is_faithful and record.speedup]
+    return max(faithful, key=lambda record: record.speedup.value if record.speedup else 0.0, default=None)
+
+
+def _has_budget(objective: Objective, budget: Budget, records: Sequence[TrialRecord]) -> bool:
+    """Return whether there are trials left, and time for one more beside that for the proof."""
+    done = sum(1 for record in records if record.kind != "baseline" and record.state != "duplicate")
+    if budget.trials is not None and done >= budget.trials:
+        return False
+    needed = trial_s(objective.protocol, objective.step_s)
+    return budget.left_s() > needed + reserve_s(objective.protocol, objective.step_s, budget.seconds)
+
+
+def _measured(
+    study: Study,
+    objective: Objective,
+    catalog: Catalog,
+    asked: Asked,
+    records: Sequence[TrialRecord],
+    observer: Observer,
+) -> TrialRecord:
+    """Return the record of the trial, told to the study; a policy that was measured before is not measured again."""
+    key = catalog.key(asked.name, asked.choice)
+    original = next((r for r in records if r.key == key and r.state in ("complete", "pruned", "failed")), None)
+    if original is not None:
+        return study.tell_duplicate(asked, original)
+    observer.trial_begins(asked.name, asked.number)
+
+    def report(number: int, ratio: float) -> bool:
+        observer.round_ends((number + 1) / objective.protocol.num_rounds, ratio)
+        return study.report(asked, number, ratio)
+
+    record = objective.measure(asked, catalog.policy(asked.name, asked.choice), key, report)
+    study.tell(record)
+    return record

@@ -1,0 +1,57 @@
+"""Imports point down, and each door loads what it needs and nothing else."""
+
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from importlinter import cli as import_linter
+
+ROOT = Path(__file__).parents[2]
+TUNING_DOOR = {"optuna", "networkx", "rich", "typer", "scipy", "plotly", "transformers"}
+
+
+@cache
+def loaded_by(code: str) -> set[str]:
+    """Return the top-level modules that a fresh Python has loaded after running `code`."""
+    report = "; import sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code + report], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_the_contracts_of_import_linter_hold(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert import_linter.lint_imports(no_cache=True) == 0, capsys.readouterr().out
+
+
+def test_import_autoprec_loads_nothing_heavy():
+    loaded = loaded_by("import autoprec")
+    assert not loaded & (TUNING_DOOR | {"torch", "numpy", "yaml"})
+
+
+# torch brings networkx and its kind along only when it compiles; whatever a bare `import torch` loads is not ours
+def test_the_production_door_loads_torch_and_yaml_and_nothing_of_the_tuner():
+    loaded = loaded_by("import autoprec; autoprec.apply") - loaded_by("import torch")
+    assert not loaded & TUNING_DOOR
+    assert "yaml" in loaded
+    assert "autoprec" in loaded
+
+
+def test_applying_a_policy_loads_nothing_of_the_tuner():
+    code = (
+        "import torch, autoprec; m = torch.nn.Linear(2, 2); p = autoprec.apply(m, 'low-bf16'); m(torch.ones(1, 2))"
+        ".sum().backward(); p.remove()"
+    )
+    assert not (loaded_by(code) - loaded_by("import torch")) & TUNING_DOOR
+
+
+def test_plain_values_load_no_torch():
+    names = ("Workload", "Policy", "load_policy", "preset", "resolve", "Site", "AutoprecError")
+    code = "import autoprec; " + "; ".join(f"autoprec.{name}" for name in names)
+    assert not loaded_by(code) & (TUNING_DOOR | {"torch"})
+
+
+def test_help_loads_no_torch_and_no_optuna():
+    calls = (["--help"], ["--version"], *([name, "--help"] for name in ("inspect", "tune", "bench", "policy", "env")))
+    code = "from autoprec.cli import main; " + "; ".join(f"main({arguments})" for arguments in calls)
+    assert not loaded_by(code) & {"torch", "optuna", "networkx", "scipy", "numpy"}

@@ -1,0 +1,33 @@
+"""What every test relies on: one seed, no network, and a reasoned skip where there is no CUDA device."""
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+import torch
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # models are built from configs; nothing may be fetched
+os.environ.pop("AUTOPREC_DEBUG", None)
+
+# A test must say the same on every run and machine: examples are derived from the test, and nothing is timed.
+hypothesis.settings.register_profile("autoprec", derandomize=True, deadline=None, max_examples=100)
+hypothesis.settings.load_profile("autoprec")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    no_gpu = pytest.mark.skip(reason="needs a CUDA device: make gpu")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(no_gpu)
+
+
+@pytest.fixture(autouse=True)
+def _one_seed() -> Iterator[None]:
+    """Start every test from one seed and give the random state back, so that no test depends on its neighbors."""
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    yield
+    torch.set_rng_state(state)

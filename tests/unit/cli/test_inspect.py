@@ -1,0 +1,185 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from autoprec import cli
+
+WORKLOAD = """
+import torch
+from torch import nn
+import autoprec
+
+print("loading")
+
+
+class Scale(nn.Module):
+    def forward(self, x):
+        low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+        return (x - low) / (high - low + {eps})
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.scale = Scale()
+
+    def forward(self, x):
+        y = self.scale(x)
+        for block in self.blocks:
+            y = block(y)
+        return y.exp()
+
+
+def workload():
+    return autoprec.Workload(
+        model=Net,
+        batches=lambda: [torch.tensor([[1.0, 2.0, 3.0, 4.0], [2.0, 2.0, 2.0, 2.0]])],
+        loss=lambda model, batch: model(batch).mean(),
+    )
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> str:
+    """Return a workload that divides by zero once 1e-8 is lost."""
+    path = tmp_path / "faulty.py"
+    path.write_text(WORKLOAD.format(eps="1e-8"))
+    return str(path)
+
+
+@pytest.fixture
+def healthy(tmp_path: Path) -> str:
+    path = tmp_path / "healthy.py"
+    path.write_text(WORKLOAD.format(eps="1e-3"))
+    return str(path)
+
+
+def inspected(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
+    code = cli.main(["inspect", *arguments, "--device", "cpu", "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_json_has_the_documented_shape(capsys, faulty):
+    code, found = inspected(capsys, faulty)
+    assert code == 1
+    assert list(found) == [
+        "schema_version", "workload", "device", "graph", "sites", "storage", "loss_scale", "findings",
+    ]  # fmt: skip
+    assert (found["schema_version"], found["workload"], found["device"]["kind"]) == (1, "faulty", "cpu")
+    assert list(found["graph"]) == ["num_sites", "num_nodes", "replay_matches"]
+    assert found["graph"]["num_sites"] == len(found["sites"])
+    assert found["graph"]["replay_matches"] is True
+    for site in found["sites"]:
+        assert list(site) == ["site", "module", "op", "index", "family", "class", "verdicts"]
+        assert site["site"] == f"{site['module']}:{site['op']}#{site['index']}"
+        assert list(site["verdicts"]) == ["fp16", "bf16"]
+        for verdict in site["verdicts"].values():
+            assert list(verdict) == ["verdict", "reasons"]
+            assert all(list(reason) == ["code", "detail", "evidence"] for reason in verdict["reasons"])
+    for finding in found["findings"]:
+        assert list(finding) == ["code", "severity", "site", "message", "fix"]
+
+
+def test_json_names_the_fault_at_its_site_first(capsys, faulty):
+    _, found = inspected(capsys, faulty)
+    assert (found["findings"][0]["severity"], found["findings"][0]["site"]) == ("error", "scale:add#0")
+    (site,) = [each for each in found["sites"] if each["site"] == "scale:add#0"]
+    assert site["verdicts"]["fp16"]["verdict"] == "must"
+    assert site["verdicts"]["fp16"]["reasons"][0]["evidence"]["constant"] == 1e-8
+    assert site["verdicts"]["bf16"]["verdict"] == "free"
+
+
+def test_without_a_fault_the_exit_code_is_0(capsys, healthy):
+    code, found = inspected(capsys, healthy)
+    assert code == 0
+    assert all(finding["severity"] != "error" for finding in found["findings"])
+    (exp,) = [each for each in found["sites"] if each["op"] == "exp"]
+    assert (exp["family"], exp["class"], exp["verdicts"]["bf16"]["verdict"]) == ("transcendental", "deny", "prefer")
+
+
+def test_a_fault_in_a_format_that_was_not_asked_for_is_none(capsys, faulty):
+    code, found = inspected(capsys, faulty, "--formats", "bf16")
+    assert code == 0
+    assert list(found["sites"][0]["verdicts"]) == ["bf16"]
+
+
+def test_json_tells_what_is_stored_and_which_loss_scale(capsys, healthy):
+    _, found = inspected(capsys, healthy)
+    storage, scale = found["storage"], found["loss_scale"]
+    assert storage["measured"] is True
+    assert storage["bytes"]["parameters"] == {"fp32": 240, "fp16": 120, "bf16": 120}
+    assert storage["bytes"]["optimizer_state"]["fp32"] == 480
+    assert storage["parameters"][0]["name"] == "blocks.0.weight"
+    assert set(storage["parameters"][0]["lost_update_frac"]) == {"fp16", "bf16"}
+    assert scale["measured"] is True
+    assert scale["formats"]["fp16"]["needed"] is False
+    assert sum(each["count"] for each in scale["histogram"]) + scale["num_zero"] == 60
+
+
+def test_what_the_workload_prints_does_not_reach_stdout(capsys, healthy):
+    cli.main(["inspect", healthy, "--device", "cpu", "--json"])
+    out, err = capsys.readouterr()
+    assert out.startswith("{")
+    assert "loading" in err
+
+
+def test_text_tells_a_layer_pattern_in_one_line(capsys, faulty):
+    assert cli.main(["inspect", faulty, "--device", "cpu"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("faulty on cpu (")
+    (line,) = [line for line in out.splitlines() if line.strip().startswith("blocks.*")]
+    assert line.split() == ["blocks.*", "3", "3", "free"]
+    assert "blocks.1" not in out
+    assert "faulty.py:12" in out
+
+
+def test_all_shows_every_site(capsys, faulty):
+    assert cli.main(["inspect", faulty, "--device", "cpu", "--all"]) == 1
+    out = capsys.readouterr().out
+    assert all(f"blocks.{index}:linear#0" in out for index in range(3))
+
+
+def test_no_color_off_a_terminal(capsys, faulty):
+    cli.main(["inspect", faulty, "--device", "cpu"])
+    assert "\x1b[" not in capsys.readouterr().out
+
+
+def test_text_is_120_wide_where_no_terminal_says_otherwise(capsys, faulty, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    cli.main(["inspect", faulty, "--device", "cpu"])
+    assert 80 < max(map(len, capsys.readouterr().out.splitlines())) <= 120
+    monkeypatch.setenv("COLUMNS", "70")
+    cli.main(["inspect", faulty, "--device", "cpu"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 70
+
+
+@pytest.mark.parametrize(
+    ("formats", "message"),
+    [
+        ("fp17", '"fp17" is not a format'),
+        ("fp32", '"fp32" is not a low format; low formats: bf16, fp16, fp8_e4m3, fp8_e5m2'),
+        ("tf32", '"tf32" is not a low format'),
+        (" , ", "lists no format"),
+    ],
+)
+def test_formats_that_cannot_be_judged_are_refused(capsys, healthy, formats, message):
+    assert cli.main(["inspect", healthy, "--formats", formats]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+
+
+def test_a_workload_that_is_broken_in_fp32_is_an_error_that_names_the_op(capsys, tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text(WORKLOAD.format(eps="0.0"))
+    assert cli.main(["inspect", str(path), "--device", "cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "scale:div#0" in err
+
+
+def test_a_missing_file_is_an_error(capsys, tmp_path):
+    assert cli.main(["inspect", str(tmp_path / "none.py")]) == 2
+    assert "none.py" in capsys.readouterr().err

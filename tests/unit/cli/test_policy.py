@@ -1,0 +1,185 @@
+"""`autoprec policy check|show|diff`: what they print and how they exit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoprec import cli
+from autoprec.policy import Policy, load_policy, preset, save_policy
+
+WORKLOAD = """
+import torch
+from torch import nn
+import autoprec
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.inner(x).softmax(-1))
+
+def workload():
+    return autoprec.Workload(
+        model=Net,
+        batches=lambda: [(torch.ones(2, 4), torch.zeros(2, dtype=torch.long))],
+        loss=lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1]),
+    )
+"""
+
+GOOD = """\
+autoprec: 1
+name: good
+rules:
+  - {sites: "inner", format: bf16, why: "wide [enough]"}
+  - {sites: "*", format: fp32}
+"""
+DEAD = GOOD.replace('"inner"', '"iner"')
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory, with a workload and two policies in it."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"net.py": WORKLOAD, "good.yaml": GOOD, "dead.yaml": DEAD}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def _run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["policy", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_check_without_a_workload(folder, capsys):
+    code, out, err = _run(capsys, "check", "good.yaml")
+    assert (code, err) == (0, "")
+    assert out == 'good.yaml: policy "good" is well formed: 2 rules, formats bf16, fp32\n'
+
+
+def test_check_on_a_workload_shows_who_wins(folder, capsys):
+    code, out, _ = _run(capsys, "check", "good.yaml", "net.py")
+    assert code == 0
+    lines = [line.strip("│ ").split() for line in out.splitlines()]
+    assert ["1", "│", "inner", "│", "bf16", "│", "1", "│", "inner:linear#0"] in lines
+    assert ["2", "│", "*", "│", "fp32", "│", "3", "│", ":softmax#0"] in lines
+
+
+def test_check_names_line_and_nearest_sites_of_a_dead_rule(folder, capsys):
+    code, out, _ = _run(capsys, "check", "dead.yaml", "net.py")
+    assert code == 1
+    assert out.splitlines()[-1] == 'dead.yaml:4: rule 1 "iner" matches no site; nearest: "inner" (1 site)'
+
+
+def test_a_preset_has_rules_for_ops_that_a_model_lacks(folder, capsys):
+    code, out, _ = _run(capsys, "check", "autocast-bf16", "net.py")
+    assert code == 0
+    assert "matches no site" not in out
+
+
+@pytest.mark.parametrize(
+    "command", [["check", "wrong.yaml"], ["show", "wrong.yaml"], ["diff", "good.yaml", "wrong.yaml"]]
+)
+def test_a_wrong_file_is_told_with_its_line(folder, capsys, command):
+    (folder / "wrong.yaml").write_text(GOOD.replace("bf16", "bf61"), encoding="utf-8")
+    code, out, err = _run(capsys, *command)
+    assert (code, out) == (2, "")
+    assert err.startswith('error: wrong.yaml:4: rule "inner": "bf61" is not a format; formats: fp32, tf32')
+
+
+def test_neither_file_nor_preset(folder, capsys):
+    code, out, err = _run(capsys, "show", "autocast-bf61")
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: autocast-bf61: there is no such policy file, and no such preset; "
+        "presets: fp32, fp32-matmul-bf16, autocast-bf16, autocast-fp16, low-bf16\n"
+    )
+    assert _run(capsys, "show", "fp32", "--device", "tpu")[0] == 2
+
+
+def test_show(folder, capsys):
+    policy = Policy(name="n", rules=load_policy("good.yaml").rules, evidence={"speedup": 1.5})
+    save_policy(policy, "evidence.yaml")
+    code, out, _ = _run(capsys, "show", "evidence.yaml")
+    assert code == 0
+    assert "name            n\n" in out
+    assert "loss_scale      none\n" in out
+    assert "│ 1 │ inner │ bf16   │ wide [enough] │" in out
+    assert out.endswith("speedup         1.5\n")
+    assert "\x1b" not in out
+
+
+def test_show_json_is_the_policy(folder, capsys):
+    policy = Policy(name="n", rules=load_policy("good.yaml").rules, evidence={"loss": [float("inf"), 1.5]})
+    save_policy(policy, "evidence.yaml")
+    code, out, err = _run(capsys, "show", "evidence.yaml", "--json")
+    assert (code, err) == (0, "")
+    plain = json.loads(out)
+    assert next(iter(plain)) == "autoprec"
+    assert plain["rules"][0] == {"sites": "inner", "format": "bf16", "why": "wide [enough]"}
+    assert plain["evidence"] == {"loss": ["inf", 1.5]}
+
+
+def test_show_a_preset_for_a_device(folder, capsys):
+    assert "*:softmax" not in _run(capsys, "show", "autocast-bf16")[1]
+    assert "*:softmax" in _run(capsys, "show", "autocast-bf16", "--device", "cuda")[1]
+    assert _run(capsys, "show", "fp32", "--device", "auto")[0] == 0
+
+
+def test_a_file_wins_over_a_preset_of_its_name(folder, capsys):
+    (folder / "fp32").write_text(GOOD, encoding="utf-8")
+    assert "name            good" in _run(capsys, "show", "fp32")[1]
+
+
+def test_diff_of_equal_policies(folder, capsys):
+    save_policy(load_policy("good.yaml"), "again.yaml")
+    assert _run(capsys, "diff", "good.yaml", "again.yaml") == (0, "good.yaml and again.yaml do the same\n", "")
+
+
+def test_diff_names_settings_and_rules(folder, capsys):
+    code, out, _ = _run(capsys, "diff", "good.yaml", "low-bf16")
+    assert code == 1
+    assert out.splitlines() == [
+        "device: {} -> {kind: cpu}",
+        "parameters: {storage: fp32} -> {storage: bf16}",
+        "outputs: fp32 -> computed",
+        "- rule 1: inner bf16",
+        "- rule 2: * fp32",
+        "+ rule 1: * bf16",
+    ]
+
+
+def test_diff_on_a_workload_compares_sites(folder, capsys):
+    code, out, err = _run(capsys, "diff", "good.yaml", "low-bf16", "net.py", "--json")
+    assert (code, err) == (1, "")
+    found = json.loads(out)
+    assert list(found) == ["schema_version", "a", "b", "equal", "settings", "rules", "sites"]
+    assert found["equal"] is False
+    assert found["sites"] == [
+        {"site": site, "a": {"format": "fp32", "rule": "*"}, "b": {"format": "bf16", "rule": "*"}}
+        for site in (":softmax#0", "head:linear#0", "@loss:cross_entropy#0")
+    ]
+    assert "3 sites run in another format" in _run(capsys, "diff", "good.yaml", "low-bf16", "net.py")[1]
+
+
+def test_no_torch_without_a_workload(folder):
+    code = (
+        "import sys; from autoprec.cli import main; "
+        "main(['policy', 'show', 'good.yaml']); main(['policy', 'check', 'good.yaml']); "
+        "main(['policy', 'diff', 'good.yaml', 'fp32', '--json']); print('torch' in sys.modules)"
+    )
+    root = Path(cli.__file__).parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(root)}
+    )
+    assert result.stdout.splitlines()[-1] == "False"
+
+
+def test_presets_say_what_files_say(folder, capsys):
+    save_policy(preset("autocast-fp16", "cuda"), "autocast.yaml")
+    assert _run(capsys, "diff", "autocast.yaml", "autocast-fp16", "--device", "cuda")[0] == 0

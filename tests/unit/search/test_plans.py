@@ -1,0 +1,37 @@
+"""Static plans."""
+
+from autoprec.policy import resolve
+from autoprec.search.choices import policy_of
+from autoprec.search.plans import plans
+from tests.unit.search.blocks import SITES, layout, rows
+
+
+def low_ops(name: str) -> set[str]:
+    """Return the ops that a plan runs low."""
+    plan = next(each for each in plans(rows()) if each.name == name)
+    resolved = resolve(policy_of(plan.choice, layout(), name=name, device={}), SITES)
+    return {site.op for site in SITES if resolved.format(site) != "fp32"}
+
+
+def test_plans_do_what_their_names_say() -> None:
+    assert low_ops("graph-pass-bf16") == {"matmul", "linear", "conv2d", "mul"}
+    assert low_ops("matmul-only-bf16") == {"matmul", "linear"}
+    assert low_ops("convolution-only-bf16") == {"conv2d"}
+    assert low_ops("all-but-convolution-fp16") == {"matmul", "linear", "mul"}
+    assert low_ops("graph-pass-and-norms-bf16") == {"matmul", "linear", "conv2d", "mul", "layer_norm"}
+    assert low_ops("all-bf16") == {"matmul", "linear", "conv2d", "mul", "layer_norm", "softmax"}
+
+
+def test_the_graph_pass_comes_first() -> None:
+    assert plans(rows())[0].name == "graph-pass-bf16"
+
+
+def test_a_choice_is_planned_once_and_its_values_exist() -> None:
+    choices = [tuple(sorted(plan.choice.items())) for plan in plans(rows())]
+    assert len(set(choices)) == len(choices)
+    values = {row.name: row.values for row in rows()}
+    assert all(value in values[name] for choice in choices for name, value in choice)
+
+
+def test_plans_about_ops_that_are_not_there_are_left_out() -> None:
+    assert not any("recurrent" in plan.name for plan in plans(rows()))

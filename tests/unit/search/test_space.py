@@ -1,0 +1,99 @@
+"""Search space files."""
+
+from pathlib import Path
+
+import pytest
+
+from autoprec.errors import SpaceError
+from autoprec.search.space import Space, load_space, space_path
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "search_spaces").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_spaces_load(path: Path) -> None:
+    assert load_space(path).low
+
+
+def test_every_device_kind_has_a_space() -> None:
+    assert [space_path(kind).stem for kind in ("cpu", "cuda", "mps")] == ["cpu", "cuda", "default"]
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "space.yaml"
+    path.write_text("autoprec_space: 1\n" + text)
+    return path
+
+
+def test_every_key_is_read(tmp_path: Path) -> None:
+    text = """low: [fp16]
+grouping: module
+prefer: ["*:softmax", "blocks.*"]
+float32_matmul: [ieee, tf32]
+loss_scale:
+  initial: [16, 32]
+  growth_interval: [7]
+slow_limit: 3
+horizon: 40
+margin: 0.02
+"""
+    assert load_space(write(tmp_path, text)) == Space(
+        low=("fp16",),
+        grouping="module",
+        prefer=("*:softmax", "blocks.*"),
+        float32_matmul=("ieee", "tf32"),
+        loss_scale_initial=(16.0, 32.0),
+        loss_scale_growth_interval=(7,),
+        slow_limit=3.0,
+        horizon=40,
+        margin=0.02,
+    )
+
+
+def test_keys_left_out_have_their_defaults(tmp_path: Path) -> None:
+    assert load_space(write(tmp_path, "horizon: auto\n")) == Space()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("low: [bf16]\nmargn: 0.1\n", r'space.yaml:3: .*no key "margn".*nearest: "margin"'),
+        ("loss_scale: {inital: [1]}\n", r'space.yaml:2: .*no key "inital".*nearest: "initial"'),
+        ("low: [bf61]\n", r"space.yaml:2: low is \['bf61'\]; allowed: a list of bf16, fp16"),
+        ("low: bf16\n", "space.yaml:2: low is 'bf16'"),
+        ("low: []\n", "space.yaml:2: low is"),
+        ("low: [bf16, bf16]\n", "space.yaml:2: low is"),
+        ("grouping: op\n", "space.yaml:2: grouping is 'op'; allowed: pattern, module"),
+        ('prefer: ["*:sotfmax"]\n', "space.yaml:2: prefer is"),
+        ("slow_limit: 1\n", "space.yaml:2: slow_limit is 1; allowed: numbers above 1"),
+        ("slow_limit: true\n", "space.yaml:2: slow_limit is True"),
+        ("horizon: 7\n", "space.yaml:2: horizon is 7; allowed: auto, or whole numbers from 8"),
+        ("margin: 1\n", "space.yaml:2: margin is 1"),
+        ("loss_scale:\n  initial: [0]\n", "space.yaml:3: loss_scale.initial is"),
+        ("low: [bf16]\nlow: [fp16]\n", "space.yaml:3: .*twice"),
+        ("low: [\n", "space.yaml:3: not YAML"),
+    ],
+)
+def test_mistakes_are_reported_with_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SpaceError, match=message):
+        load_space(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("low: [bf16]\n", "starts with autoprec_space: 1"), ("autoprec_space: 2\n", "schema 2; this autoprec reads 1")],
+)
+def test_the_schema_is_checked(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "space.yaml").write_text(text)
+    with pytest.raises(SpaceError, match=message):
+        load_space(tmp_path / "space.yaml")
+
+
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(SpaceError, match="No such file"):
+        load_space(tmp_path / "none.yaml")
+
+
+def test_a_different_choice_is_a_different_space() -> None:
+    assert Space().fingerprint() != Space(margin=0.02).fingerprint()
+    assert Space().fingerprint() == Space().fingerprint()

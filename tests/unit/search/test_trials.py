@@ -1,0 +1,152 @@
+"""The loop over trials, on injected measurements."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autoprec.policy import Policy, preset
+from autoprec.records.run import TrialRecord
+from autoprec.search.budget import Budget, horizon_for
+from autoprec.search.observer import Observer
+from autoprec.search.plans import plans
+from autoprec.search.study import Asked, Study
+from autoprec.search.trials import Catalog, fastest, run_trials
+from tests.unit.records.samples import trial
+from tests.unit.search.blocks import layout, rows
+from tests.unit.search.test_study import start
+
+CATALOG = Catalog(
+    baselines={name: preset(name, "cpu") for name in ("fp32", "autocast-bf16")},
+    layout=layout(),
+    device={"kind": "cpu", "name": "Testium"},
+)
+
+
+@dataclass
+class FakeObjective:
+    """Measures what `outcome` says, and how often it was asked."""
+
+    outcome: Callable[[Asked], TrialRecord]
+    step_s: float = 0.001
+    protocol: Any = field(default_factory=lambda: SimpleNamespace(horizon=24, num_rounds=4))
+    measured: list[tuple[str, Policy]] = field(default_factory=list)
+
+    def measure(self, asked: Asked, policy: Policy, key: str, report: Callable[[int, float], bool]) -> TrialRecord:
+        self.measured.append((asked.name, policy))
+        report(0, 0.9)
+        return replace(
+            self.outcome(asked), number=asked.number, kind=asked.kind, name=asked.name, choice=asked.choice, key=key
+        )
+
+
+def good(asked: Asked) -> TrialRecord:
+    return replace(trial(asked.name, 1.1), duplicate_of=None)
+
+
+def search(study: Study, objective: FakeObjective, *, trials: int | None = None, seconds: float = 100) -> None:
+    budget = Budget(seconds=seconds, trials=trials)
+    run_trials(study, objective, CATALOG, plans(rows())[:2], budget, Observer())  # type: ignore[arg-type]
+
+
+def test_baselines_then_plans_then_proposals(tmp_path: Path) -> None:
+    study, objective = start(tmp_path), FakeObjective(good)
+    search(study, objective, trials=3)
+    assert [record.name for record in study.trials()][:4] == [
+        "fp32",
+        "autocast-bf16",
+        "graph-pass-bf16",
+        "graph-pass-and-norms-bf16",
+    ]
+    kinds = [record.kind for record in study.trials() if record.state != "duplicate"]
+    assert kinds == ["baseline", "baseline", "plan", "plan", "search"]
+
+
+def test_the_number_of_trials_counts_over_resumed_runs(tmp_path: Path) -> None:
+    search(start(tmp_path), FakeObjective(good), trials=1)
+    objective = FakeObjective(good)
+    search(start(tmp_path), objective, trials=1)
+    assert objective.measured == []
+
+
+def test_a_spent_budget_still_measures_fp32_and_nothing_else(tmp_path: Path) -> None:
+    objective = FakeObjective(good)
+    search(start(tmp_path), objective, seconds=1e-9)
+    assert [name for name, _ in objective.measured] == ["fp32"]
+
+
+def test_no_trial_begins_that_would_eat_the_time_of_the_proof(tmp_path: Path) -> None:
+    objective = FakeObjective(good, step_s=1.0)
+    search(start(tmp_path), objective, seconds=90)
+    assert [name for name, _ in objective.measured] == ["fp32", "autocast-bf16"]
+
+
+def test_a_policy_is_measured_once(tmp_path: Path) -> None:
+    study, objective = start(tmp_path), FakeObjective(good)
+    everything_fp32 = {row.name: "fp32" for row in rows() if row.name.startswith("layer:")}
+    study.enqueue("baseline", "fp32", {})
+    study.enqueue("plan", "nothing-low", {**plans(rows())[0].choice, **everything_fp32})
+    search(study, objective, trials=0)
+    assert [name for name, _ in objective.measured] == ["fp32", "autocast-bf16"]
+
+
+def test_a_failing_trial_never_ends_the_study(tmp_path: Path) -> None:
+    study = start(tmp_path)
+    search(study, FakeObjective(lambda asked: replace(trial(asked.name, None), state="failed")), trials=4)
+    assert [record.state for record in study.trials()].count("failed") >= 4
+
+
+def test_a_search_without_new_ideas_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Catalog, "key", lambda self, name, choice: "same" if choice else name)
+    study, objective = start(tmp_path), FakeObjective(good)
+    search(study, objective)
+    assert len(objective.measured) == 3
+
+
+def test_an_interrupted_trial_is_measured_again_by_the_next_run(tmp_path: Path) -> None:
+    def interrupted(asked: Asked) -> TrialRecord:
+        if asked.name == "autocast-bf16":
+            raise KeyboardInterrupt
+        return good(asked)
+
+    study = start(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        search(study, FakeObjective(interrupted))
+    assert [record.name for record in study.trials()] == ["fp32"]
+    objective = FakeObjective(good)
+    search(start(tmp_path), objective, trials=0)
+    assert [name for name, _ in objective.measured] == ["autocast-bf16"]
+
+
+def test_every_trial_is_observed(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Watch(Observer):
+        def trial_begins(self, name: str, number: int) -> None:
+            seen.append(f"begin {name}")
+
+        def round_ends(self, done_frac: float, ratio: float) -> None:
+            seen.append(f"round {done_frac} {ratio}")
+
+        def trial_ends(self, record: TrialRecord, best: TrialRecord | None) -> None:
+            seen.append(f"end {record.name}, best {best.name if best else None}")
+
+    study = start(tmp_path)
+    run_trials(study, FakeObjective(good), CATALOG, (), Budget(seconds=100, trials=0), Watch())  # type: ignore[arg-type]
+    assert seen[:3] == ["begin fp32", "round 0.25 0.9", "end fp32, best fp32"]
+
+
+def test_the_fastest_is_faithful() -> None:
+    trials = [trial("a", 1.2), trial("b", 1.4, verdict="unfaithful"), trial("c", 1.3, state="pruned"), trial("d", 1.1)]
+    best = fastest(trials)
+    assert best is not None
+    assert best.name == "a"
+    assert fastest([]) is None
+
+
+@pytest.mark.parametrize(("budget_s", "step_s", "steps"), [(1, 1, 24), (300, 0.1, 51), (1e6, 0.1, 200)])
+def test_the_horizon_fits_the_budget(budget_s: float, step_s: float, steps: int) -> None:
+    assert horizon_for(budget_s, step_s) == steps
