@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autoprec.files import check_writable
 from autoprec.policy import load_policy
-from autoprec.records import check_writable, save_record
+from autoprec.records import save_record
 from autoprec.records.run import RunRecord
 from autoprec.runtime.device import describe
 from autoprec.search.budget import Budget
@@ -68,7 +69,7 @@ def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
         watch.stage("fp32")
         stored = stored_horizon(places.storage, places.study)
         objective, prover = train_fp32(subject, horizon=stored, budget_s=options.budget_s)
-        study = resume_or_start(subject, objective.protocol.horizon, places, watch)
+        study = resume_or_start(subject, objective, places, watch)
         found = search_and_prove(study, objective, prover, subject, budget, watch)
         with uninterrupted():
             return write_results(found, subject, objective, places, budget, _plain(options))

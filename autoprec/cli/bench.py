@@ -1,6 +1,8 @@
 """`autoprec bench`: a policy and the baselines, measured side by side."""
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -20,17 +22,17 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Measure a policy and all baselines in the same interleaved rounds: speed, fidelity, memory."""
-    from rich.console import Console
-
     from autoprec.pipeline import BenchOptions
     from autoprec.pipeline import bench as run
+    from autoprec.report.console import console
     from autoprec.report.progress import RichObserver
     from autoprec.report.text import print_run
     from autoprec.report.views import bench_json, run_view
 
     options = BenchOptions(workload=workload, policy=policy, run_dir=run_dir, horizon=steps, seed=seed, device=device)
-    record = run(options, RichObserver(Console(stderr=True, highlight=False)))
+    with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+        record = run(options, RichObserver(console(stderr=True)))
     if as_json:
         typer.echo(json.dumps(bench_json(record), indent=2, allow_nan=False))
     else:
-        print_run(run_view(record), Console(highlight=False))
+        print_run(run_view(record), console())

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +10,7 @@ import typer
 from autoprec.errors import FormatError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from autoprec.runtime.device import DeviceInfo
-
-_WIDTH = 120
 
 
 def inspect(
@@ -49,11 +44,12 @@ def inspect(
         found = inspect_json(inspection, workload=loaded.name, device=_device_json(info))
         typer.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
+        from autoprec.report.console import console
         from autoprec.report.inspect_text import print_inspection
 
         title = f"{info.kind} ({info.name})"
         view = inspect_view(inspection, workload=loaded.name, device=title, every_site=every_site)
-        print_inspection(view, _console())
+        print_inspection(view, console())
     if any(mark.verdict == "must" for mark in inspection.marks):
         raise typer.Exit(1)
 
@@ -73,15 +69,6 @@ def _formats(text: str) -> tuple[str, ...]:
         if format_named(name).name not in low:
             raise FormatError(f'--formats: "{name}" is not a low format; low formats: {", ".join(low)}')
     return names
-
-
-def _console() -> "Console":
-    """Return a console on stdout; where that is no terminal and nobody says how wide it is, 120 columns."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    is_known = console.is_terminal or "COLUMNS" in os.environ
-    return console if is_known else Console(highlight=False, width=_WIDTH)
 
 
 def _device_json(info: "DeviceInfo") -> dict[str, Any]:

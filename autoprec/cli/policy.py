@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from autoprec.policy import Policy, PolicyDiff, ResolvedPolicy
 
 _SCHEMA_VERSION = 1
-_WIDE = 200  # columns off a terminal, where nothing should be folded to fit a screen
 
 app = typer.Typer(
     help="Check, show and compare policies.",
@@ -208,9 +207,6 @@ def _table(title: str, columns: tuple[str, ...], rows: "Sequence[tuple[str, ...]
 
 
 def _draw(table: "Table") -> None:
-    from rich.console import Console
+    from autoprec.report.console import console
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDE)
-    console.print(table)
+    console().print(table)

@@ -1,6 +1,8 @@
 """`autoprec tune`: search, prove and write the fastest faithful policy of a training run."""
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -33,10 +35,9 @@ def tune(
 
     The same command resumes a run that was interrupted. Exit code 130 after Ctrl-C; the best so far is written then.
     """
-    from rich.console import Console
-
     from autoprec.pipeline import TuneOptions
     from autoprec.pipeline import tune as run
+    from autoprec.report.console import console
     from autoprec.report.progress import RichObserver
     from autoprec.report.text import print_run
     from autoprec.report.views import result_json, run_view
@@ -55,14 +56,15 @@ def tune(
         device=device,
     )
     try:
-        record = run(options, RichObserver(Console(stderr=True, highlight=False)))
+        with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+            record = run(options, RichObserver(console(stderr=True)))
     except KeyboardInterrupt:
         typer.echo("interrupted before fp32 was measured: no policy is written; the same command goes on", err=True)
         raise typer.Exit(_INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(result_json(record), indent=2, allow_nan=False))
     else:
-        print_run(run_view(record), Console(highlight=False))
+        print_run(run_view(record), console())
     if record.interrupted:
         typer.echo(f"the best so far is in {record.policy_file}; the same command resumes the study", err=True)
         raise typer.Exit(_INTERRUPTED)

@@ -10,6 +10,8 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from autoprec.runtime.calls import describe
+
 
 class StepTooSlow(Exception):  # noqa: N818  the outcome of a trial, not a failure of the tool
     """A step ran past its deadline. Caught by whoever set the deadline: no user meets it."""
@@ -24,7 +26,7 @@ class StepTooSlow(Exception):  # noqa: N818  the outcome of a trial, not a failu
 def step_deadline(seconds: float) -> Iterator[None]:
     """Raise `StepTooSlow` from the code of this block once it has run for `seconds`.
 
-    Checked before and after every torch function and, in the backward pass, whenever a saved tensor is read. A single
+    Checked before and after every op that computes and, in the backward pass, whenever a saved tensor is read. A single
     op is never interrupted, so a step overruns by at most one op. On a GPU ops are queued: the clock is the host's.
     Inside `torch.utils.checkpoint`, which hooks saved tensors itself, the backward pass is not checked.
     Costs microseconds an op: for a first step, not for one that is timed. A step that raised leaves gradients behind,
@@ -51,13 +53,19 @@ def step_deadline(seconds: float) -> Iterator[None]:
 
 
 class _CheckedOps(TorchFunctionMode):
-    """Calls `check` before and after every torch function."""
+    """Calls `check` before and after every op that computes.
+
+    Other torch functions may be the end of somebody's `with` block, such as the one that switches autograd on again
+    after `no_grad`: an exception in their place would leave torch in that state for good.
+    """
 
     def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
         self._check = check
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not describe(func).op.is_site:
+            return func(*args, **(kwargs or {}))
         self._check()
         result = func(*args, **(kwargs or {}))
         self._check()

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from autoprec.errors import OutputError, PolicyFileError
+from autoprec.errors import PolicyFileError
+from autoprec.files import write_text
 from autoprec.policy.policy import LossScale, Parameters, Policy, Rule
 from autoprec.policy.yaml_nodes import Entry, compose
 from autoprec.policy.yaml_text import aligned, flow, quoted, scalar
@@ -68,21 +69,7 @@ def save_policy(policy: Policy, path: str | os.PathLike[str]) -> None:
 
     Raises: `OutputError` if it cannot be written; a file that was there stays as it was.
     """
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    text = dump_policy(policy)
-    try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        _remove(beside)
-        raise OutputError(
-            f'policy "{policy.name}" cannot be written to {path}: {error.strerror or error}; '
-            "free some space or name another place"
-        ) from error
+    write_text(Path(path), dump_policy(policy))
 
 
 def to_plain(policy: Policy) -> dict[str, Any]:
@@ -99,13 +86,6 @@ def to_plain(policy: Policy) -> dict[str, Any]:
         "fallback": _rule_plain(policy.fallback),
         "evidence": _sorted_plain(policy.evidence),
     }
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:  # the folder is gone or is no folder; the error that led here is the one to report
-        return
 
 
 def _sorted_plain(value: Any) -> Any:

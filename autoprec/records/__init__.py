@@ -3,7 +3,6 @@
 A run leaves one `RunRecord` (`runs/<name>/record.json`); reports and audits read records and nothing else.
 """
 
-from autoprec.records.atomic import check_writable, write_text
 from autoprec.records.file import dump_record, load_record, save_record
 from autoprec.records.run import (
     SCHEMA_VERSION,
@@ -31,9 +30,7 @@ __all__ = [
     "RunRecord",
     "TrialRecord",
     "VerificationRecord",
-    "check_writable",
     "dump_record",
     "load_record",
     "save_record",
-    "write_text",
 ]

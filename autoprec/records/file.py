@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from autoprec.errors import RecordError
-from autoprec.records.atomic import write_text
+from autoprec.files import write_text
 from autoprec.records.codec import decode, encode
 from autoprec.records.run import SCHEMA_VERSION, RunRecord
 

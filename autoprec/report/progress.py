@@ -51,10 +51,10 @@ class RichObserver(Observer):
         self._trial = f"{name}, {100 * min(done_frac, 1):.0f} %, {1 / ratio:.2f}x fp32"
 
     def trial_ends(self, record: TrialRecord, best: TrialRecord | None) -> None:
-        """Keep the best so far in view; off a terminal, print what the trial gave."""
+        """Keep the best so far in view; off a terminal, print what a new policy gave."""
         self._trial = ""
         self._best = "" if best is None else best_line(best)
-        if not self._console.is_terminal:
+        if not self._console.is_terminal and record.state != "duplicate":
             self._console.print(Text(trial_line(record)))
 
     def note(self, text: str) -> None:

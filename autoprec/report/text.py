@@ -43,8 +43,9 @@ def _pairs(pairs: tuple[tuple[str, str], ...]) -> Table:
 
 def _trials(rows: tuple[TrialRow, ...]) -> Table:
     table = Table(box=None, pad_edge=True, header_style="dim")
-    for heading in ("policy", "step", "speed-up vs fp32", "fidelity", "memory", "note"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("policy", "step", "speed-up vs fp32", "fidelity", "memory"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("note", overflow="fold")
     for row in rows:
         style = "bold" if row.is_written else ""
         cells = (row.name, row.step, row.speedup, row.fidelity, row.memory, row.note)

@@ -1,6 +1,7 @@
 """Views: every number, label, unit and order that a report shows, computed from a record alone."""
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,13 +187,24 @@ def _trial_row(trial: TrialRecord, record: RunRecord) -> TrialRow:
     is_written = record.chosen is not None and record.chosen.trial == trial.number
     return TrialRow(
         name=trial.name,
-        step="-" if trial.step_s is None else _seconds(trial.step_s),
+        step=_step(trial, record),
         speedup="-" if trial.speedup is None else _with_interval(trial.speedup),
         fidelity="-" if trial.fidelity is None else _fidelity(trial.fidelity),
         memory="-" if trial.memory is None else _bytes(trial.memory.total_bytes),
         note=" ".join(filter(None, ["written" * is_written, trial.reason, _skipped(trial)])),
         is_written=is_written,
     )
+
+
+def _step(trial: TrialRecord, record: RunRecord) -> str:
+    """Return a trial's step time at the pace the machine had over the whole run, so that steps and ratios agree.
+
+    A shared machine is slower in some minutes than in others; the ratio to FP32 within its rounds is what was measured.
+    """
+    paces = [each.reference_step_s for each in record.trials if each.reference_step_s is not None]
+    if trial.speedup is None or not paces:
+        return "-"
+    return _seconds(statistics.median(paces) / trial.speedup.value)
 
 
 def _kept_title(record: RunRecord) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autoprec.errors import OutputError
-from autoprec.records import check_writable
+from autoprec.files import check_writable
 from autoprec.search.storage import check_sqlite, default_storage, sqlite_path
 
 

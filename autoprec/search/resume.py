@@ -4,25 +4,28 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 
+from autoprec.search.objective import Objective
 from autoprec.search.observer import Observer
 from autoprec.search.places import Places
 from autoprec.search.study import Study, open_study
 from autoprec.search.subject import Subject
 
 
-def resume_or_start(subject: Subject, horizon: int, places: Places, observer: Observer) -> Study:
+def resume_or_start(subject: Subject, objective: Objective, places: Places, observer: Observer) -> Study:
     """Return the open study.
 
-    Raises: `StudyError` if the storage cannot be used or holds a study of something else.
+    Raises: `StudyError` if the storage cannot be used or holds a study of something else, or of the same model
+    trained otherwise.
     """
     study = open_study(
         places.storage,
         places.study,
-        identity=identity_of(subject, horizon),
+        identity=identity_of(subject, objective.protocol.horizon),
         rows=subject.rows,
         seed=subject.seed,
         note=observer.note,
     )
+    study.remember_curve(objective.losses)
     if study.resumed:
         observer.note(f"resuming study {places.study}: {len(study.trials())} trials are there already")
     return study

@@ -29,6 +29,7 @@ _BUSY_TIMEOUT_S = 10.0
 # far below the chance that a trial as fast as the best may take of being pruned in a single look.
 _PRUNE_P = 0.02
 _PRUNE_AFTER_ROUNDS = 4
+_CURVE_STEPS, _CURVE_TOLERANCE = 8, 0.01
 _MIN_VIOLATION, _MAX_VIOLATION = 1e-6, 1e6
 
 
@@ -61,6 +62,27 @@ class Study:
             known = [trial.user_attrs for trial in self._study.get_trials(deepcopy=False)]
             if all((attrs.get("kind"), attrs.get("name")) != (kind, name) for attrs in known):
                 self._study.enqueue_trial(dict(choice), user_attrs={"kind": kind, "name": name})
+
+    def remember_curve(self, losses: Sequence[float]) -> None:
+        """Store the FP32 losses of a new study; of a resumed one, see that they are still the same.
+
+        They tell what no fingerprint does: other data, another optimizer or loss. Later steps are not compared, since
+        kernels that are not deterministic drift apart there.
+
+        Raises: `StudyError` naming the first step whose loss differs by more than a hundredth.
+        """
+        with _storage_errors(self._storage):
+            stored = self._study.user_attrs.get("fp32_losses")
+            if stored is None:
+                self._study.set_user_attr("fp32_losses", list(losses))
+                return
+        for step, (then, now) in enumerate(zip(stored[:_CURVE_STEPS], losses, strict=False), 1):
+            if not math.isclose(then, now, rel_tol=_CURVE_TOLERANCE):
+                raise StudyError(
+                    f"cannot resume study {self._study.study_name} in {self._storage}: the FP32 loss of step {step} "
+                    f"was {then:.6g} then and is {now:.6g} now, so data, loss, optimizer or model have changed; "
+                    "pass another --study NAME or --run-dir to start a new one"
+                )
 
     def ask(self) -> Asked:
         """Return the next trial: the oldest in the queue, or else one that the sampler proposes."""

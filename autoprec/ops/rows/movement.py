@@ -165,6 +165,7 @@ grad                                autograd       clear    none  none  -       
 retains_grad                        autograd       clear    none  none  -       -       -       any
 is_grad_enabled                     autograd       clear    none  none  -       -       -       any
 set_grad_enabled                    autograd       clear    none  none  -       -       -       any
+_set_grad_enabled                   autograd       clear    none  none  -       -       -       any
 no_grad                             autograd       clear    none  none  -       -       -       any
 enable_grad                         autograd       clear    none  none  -       -       -       any
 record_stream                       autograd       clear    none  none  -       -       -       any

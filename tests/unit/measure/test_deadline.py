@@ -48,6 +48,19 @@ def test_a_forward_pass_that_is_too_slow_ends_at_the_next_op(clock):
     assert reached == ["slow"]
 
 
+def test_a_deadline_leaves_autograd_as_it_was(clock):
+    """The end of a `no_grad` block is a torch function too; to raise in its place would leave autograd off."""
+
+    def step():
+        with torch.no_grad():
+            clock[0] = 2
+        torch.ones(2).exp()
+
+    with pytest.raises(StepTooSlow), step_deadline(1):
+        step()
+    assert torch.is_grad_enabled()
+
+
 def test_a_backward_pass_that_is_too_slow_ends_at_the_next_saved_tensor(clock):
     Slow.now = clock
     w = torch.ones(3, requires_grad=True)

@@ -53,7 +53,7 @@ def test_baselines_keep_their_order_and_the_others_are_sorted_by_speed() -> None
 
 def test_a_row_has_units_interval_fidelity_and_the_mark_of_what_is_written() -> None:
     row = run_view(FINISHED).best[0]
-    assert (row.step, row.speedup, row.memory) == ("2 ms", "1.40x (1.39 to 1.41)", "18.6 KiB")
+    assert (row.step, row.speedup, row.memory) == ("2.86 ms", "1.40x (1.39 to 1.41)", "18.6 KiB")
     assert row.fidelity == "faithful, 0.1 % lost"
     assert row.is_written
     assert row.note == "written because 1 step skipped by the loss scale"

@@ -61,6 +61,14 @@ def test_a_plan_that_is_there_is_not_enqueued_again(tmp_path: Path) -> None:
     assert not study.has_waiting("baseline")
 
 
+def test_a_study_remembers_the_fp32_curve(tmp_path: Path) -> None:
+    start(tmp_path).remember_curve([2.0, 1.5, 1.25])
+    start(tmp_path).remember_curve([2.001, 1.5, 1.25])
+    message = r"FP32 loss of step 2 was 1.5 then and is 1.4 now, so data, loss, optimizer .* pass another --study NAME"
+    with pytest.raises(StudyError, match=message):
+        start(tmp_path).remember_curve([2.0, 1.4, 1.25])
+
+
 def test_the_sampler_proposes_values_of_the_space_and_the_loss_scale_for_fp16_alone(tmp_path: Path) -> None:
     study = start(tmp_path)
     values = {row.name: row.values for row in rows()}

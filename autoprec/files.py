@@ -1,5 +1,6 @@
 """Writing files so that nothing is ever half there: beside their name, then renamed."""
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -43,7 +44,8 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the folder is gone or is no folder; the first error is the one to report
+            temporary.unlink(missing_ok=True)
         raise OutputError(
             f"cannot write {path}: {error.strerror or error}; free some space or name another place"
         ) from error

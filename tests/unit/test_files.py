@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autoprec.errors import OutputError
-from autoprec.records.atomic import check_writable, write_text
+from autoprec.files import check_writable, write_text
 
 
 def test_text_is_written_with_unix_line_ends(tmp_path: Path) -> None:
