@@ -7,6 +7,7 @@ from typing import Any
 
 from autoprec.records.run import FidelityRecord, Interval, RunRecord, TrialRecord
 
+_ENDED_EARLY = {"pruned": "ended early", "failed": "failed"}
 _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -172,14 +173,14 @@ def _fidelity_json(fidelity: FidelityRecord | None) -> dict[str, Any] | None:
 
 
 def _facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
-    states = [trial.state for trial in record.trials]
-    measured = f"{len(states)} trials in {_seconds(record.wall_s)}"
-    details = [f"{states.count(state)} {state}" for state in ("pruned", "failed", "duplicate") if state in states]
+    states = [trial.state for trial in record.trials if trial.state != "duplicate"]
+    measured = f"{_count(len(states), 'policy', 'policies')} in {_seconds(record.wall_s)}"
+    details = [f"{states.count(state)} {word}" for state, word in _ENDED_EARLY.items() if state in states]
     graph = record.graph
     return (
         ("workload", f"{record.workload}: {graph.num_sites} sites, {graph.num_nodes} nodes, graph {graph.fingerprint}"),
         ("device", f"{record.device.name} ({record.device.kind}), torch {record.versions.get('torch', '?')}"),
-        ("measured", f"{measured}, {record.horizon} steps each" + (f" ({', '.join(details)})" if details else "")),
+        ("measured", f"{measured}, {record.horizon} steps each" + (f"; {', '.join(details)}" if details else "")),
     )
 
 
@@ -232,7 +233,9 @@ def _proof(record: RunRecord) -> tuple[tuple[str, str], ...]:
         lines.append((f"verification of {check.name}", text))
     trial = next((t for t in record.trials if record.chosen is not None and t.number == record.chosen.trial), None)
     fidelity = _proven_fidelity(record, trial)
-    if fidelity is not None and record.chosen is not None:
+    if record.chosen is not None and record.chosen.name == "fp32":
+        lines.append(("fidelity", "strict fp32 is the reference itself"))
+    elif fidelity is not None and record.chosen is not None:
         lines.append(("fidelity", fidelity.reason or fidelity.verdict))
     if trial is not None and trial.memory is not None:
         lines.append(("memory", _memory_change(record, trial)))
@@ -273,8 +276,8 @@ def _skipped(trial: TrialRecord) -> str:
     return f"{_count(trial.num_skipped, 'step')} skipped by the loss scale" if trial.num_skipped else ""
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
+def _count(number: int, noun: str, plural: str = "") -> str:
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _value(interval: Interval | None) -> float | None:
