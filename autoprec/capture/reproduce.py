@@ -48,7 +48,9 @@ def _differences(one: Recording, other: Recording) -> Iterator[tuple[OpNode, str
         if twin is None or (node.kind, node.op, node.site) != (twin.kind, twin.op, twin.site):
             yield node, "control flow that depends on something other than the batch and the seed"
             return
-        if one.digests.get(node.name) != other.digests.get(twin.name):
+        if node.constants != twin.constants:
+            yield node, "a number made outside torch (time, a random generator that the seed does not reach)"
+        elif one.digests.get(node.name) != other.digests.get(twin.name):
             yield node, _cause_of_a_value(node)
 
 

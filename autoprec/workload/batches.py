@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,12 @@ from autoprec.workload.workload import Workload
 
 if TYPE_CHECKING:
     import torch
+
+
+_USED_UP = (
+    "batches() returned the same iterator again, which is used up; it must return a new iterable every time it is "
+    "called, as a generator function does"
+)
 
 
 def to_device(batch: Any, device: "torch.device | str") -> Any:
@@ -35,20 +40,20 @@ def load_batches(workload: Workload, count: int, device: "torch.device | str") -
     """
     if count < 1:
         raise WorkloadError(f"cannot load {count} batches; ask for at least 1")
-    loaded = [_copied(batch, device) for batch in islice(_epoch(workload, 1), count)]
+    seen: list[Any] = []
+    loaded = [_copied(batch, device) for batch in islice(_epoch(workload, seen), count)]
     first = _copied(loaded[0], "cpu")
-    for epoch in itertools.count(2):
-        stream = _epoch(workload, epoch)
+    while True:
+        stream = _epoch(workload, seen)
         batch = next(stream)
         _check_same(first, batch)
         loaded += [_copied(each, device) for each in islice(chain([batch], stream), count - len(loaded))]
         if len(loaded) == count:
-            break
-    return tuple(loaded)
+            return tuple(loaded)
 
 
-def _epoch(workload: Workload, number: int) -> Iterator[Any]:
-    """Yield the batches of one call of `batches()`, the `number`-th; there is at least one."""
+def _epoch(workload: Workload, seen: list[Any]) -> Iterator[Any]:
+    """Yield the batches of one call of `batches()`; there is at least one. `seen` collects what it returned."""
     if not callable(workload.batches):
         raise WorkloadError(
             f"batches is a {type(workload.batches).__name__}; it must be a function without arguments that returns a "
@@ -62,6 +67,9 @@ def _epoch(workload: Workload, number: int) -> Iterator[Any]:
                 f"batches() returned a {type(epoch).__name__}; it must return an iterable of batches, such as a list, "
                 f"a data loader or a generator"
             )
+        if isinstance(epoch, Iterator) and any(epoch is earlier for earlier in seen):
+            raise WorkloadError(_USED_UP)
+        seen.append(epoch)
         for batch in epoch:
             is_empty = False
             yield batch
@@ -72,12 +80,9 @@ def _epoch(workload: Workload, number: int) -> Iterator[Any]:
         raise WorkloadError(
             f"{where + ': ' if where else ''}batches() raised {type(error).__name__}: {error}"
         ) from error
-    if is_empty and number == 1:
-        raise WorkloadError("batches() returned an empty iterable; it must yield at least one batch")
     if is_empty:
         raise WorkloadError(
-            "batches() yielded nothing when it was called again: it returns the same used-up iterator; batches must be "
-            "a function that returns a new iterable each time, for example a generator function"
+            "batches() returned an empty iterable; it must yield at least one batch" if len(seen) == 1 else _USED_UP
         )
 
 

@@ -1,5 +1,6 @@
 import collections
 import dataclasses
+from itertools import chain
 from types import MappingProxyType
 
 import pytest
@@ -167,14 +168,20 @@ def test_an_empty_iterable_is_refused(empty):
 @pytest.mark.parametrize("count", [2, 5])
 def test_an_iterator_that_cannot_start_again_is_refused(count):
     used_up = numbers(2)()
-    with pytest.raises(WorkloadError, match=r"yielded nothing when it was called again: .*function that returns a new"):
+    with pytest.raises(WorkloadError, match=r"returned the same iterator again, .* return a new iterable every time"):
         load_batches(workload(lambda: used_up), count, "cpu")
+
+
+def test_a_new_iterator_over_something_used_up_is_refused():
+    used_up = numbers(2)()
+    with pytest.raises(WorkloadError, match="returned the same iterator again, which is used up"):
+        load_batches(workload(lambda: chain(used_up)), 2, "cpu")
 
 
 def test_an_iterator_that_goes_on_where_it_stood_is_refused():
     going_on = numbers(10)()
     with pytest.raises(WorkloadError, match=r"begins with another batch .* return a new iterable each time"):
-        load_batches(workload(lambda: going_on), 2, "cpu")
+        load_batches(workload(lambda: chain(going_on)), 2, "cpu")
 
 
 def test_batches_that_are_not_callable_are_refused():
