@@ -7,7 +7,6 @@ from rich.text import Text
 from autoprec.report.inspect_view import FindingRow, InspectView, LayerRow
 
 _STYLES = {"error": "bold red", "must": "bold red", "warning": "yellow", "prefer": "yellow", "note": "dim", "free": ""}
-_WIDEST_NAME = 50
 
 
 def print_inspection(view: InspectView, console: Console) -> None:
@@ -70,12 +69,11 @@ def _notes(notes: tuple[str, ...]) -> Table:
 
 def _layers(rows: tuple[LayerRow, ...]) -> Table:
     table = Table(box=None, header_style="dim", pad_edge=False, padding=(0, 1))
-    widest = max((len(row.name) for row in rows), default=0)
-    table.add_column("  layer", overflow="fold", min_width=min(widest + 2, _WIDEST_NAME))
+    table.add_column("  layer", no_wrap=True)
     table.add_column("layers", justify="right", no_wrap=True)
     table.add_column("sites", justify="right", no_wrap=True)
     table.add_column("kept in FP32, and why", overflow="fold")
-    table.add_column("source", overflow="fold")
+    table.add_column("source", no_wrap=True)
     for row in rows:
         lead = (Text(f"  {row.name}"), Text(str(row.num_layers)), Text(str(row.num_sites)))
         if not row.kept:

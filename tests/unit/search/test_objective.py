@@ -3,6 +3,7 @@
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec.measure import Training
+from autoprec.measure import StepTooSlow, Training
 from autoprec.policy import Policy, Rule, preset
 from autoprec.records.run import TrialRecord
 from autoprec.search import objective as objective_file
@@ -140,6 +141,42 @@ def test_a_step_far_slower_than_fp32_is_cut_short(monkeypatch: pytest.MonkeyPatc
     assert record.reason == "over 5x slower than fp32"
     assert Slow.naps < 50
     assert reported == [5.0]
+
+
+def late(monkeypatch: pytest.MonkeyPatch, times: int) -> list[float]:
+    """Let the first `times` deadlines be missed; return the limits that were set."""
+    limits: list[float] = []
+
+    @contextmanager
+    def deadline(seconds: float) -> Iterator[None]:
+        limits.append(seconds)
+        if len(limits) <= times:
+            raise StepTooSlow(seconds, 10.0)
+        yield
+
+    monkeypatch.setattr(objective_file, "step_deadline", deadline)
+    return limits
+
+
+def test_a_missed_deadline_is_the_machines_if_fp32_is_as_slow(fp32: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+    late(monkeypatch, 2)
+    timed = Objective._timed_step
+    monkeypatch.setattr(Objective, "_timed_step", lambda self, run: (timed(self, run)[0], 10.0))
+    assert measure(fp32, BF16).state == "complete"
+
+
+def test_a_missed_deadline_is_the_policys_if_fp32_is_fast(fp32: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = late(monkeypatch, 1)
+    monkeypatch.setattr(fp32, "protocol", replace(fp32.protocol, slow_limit=5.0))
+    assert measure(fp32, BF16).reason == "over 5x slower than fp32"
+    assert len(limits) == 1
+
+
+def test_fp32_itself_has_no_deadline(fp32: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = late(monkeypatch, 0)
+    bar = Asked(number=0, kind="baseline", name="fp32", choice={})
+    assert fp32.measure(bar, preset("fp32", "cpu"), "key", lambda *_: False).state == "complete"
+    assert set(limits) == {float("inf")}
 
 
 class Broken(mlp.Mlp):
