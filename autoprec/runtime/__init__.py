@@ -3,6 +3,7 @@
 Needs torch and PyYAML and nothing else, so that a training job carries nothing of the tuner.
 """
 
-from autoprec.runtime.precision import Precision, apply
+from autoprec.runtime.install import apply
+from autoprec.runtime.precision import Precision
 
 __all__ = ["Precision", "apply"]

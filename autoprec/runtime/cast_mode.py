@@ -1,11 +1,13 @@
 """The cast mode: a programmable autocast. Casts the arguments of each site to the format its policy names."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch.nn import functional as F
 
+from autoprec.graph.site import LOSS_MODULE
 from autoprec.runtime.calls import Call
 from autoprec.runtime.site_mode import Frame, SiteMode
 
@@ -16,6 +18,23 @@ Action = torch.dtype | str | None
 # Kernels of these families raise on arguments of different dtypes, so an unnamed site of theirs agrees on the widest.
 _AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent"})
 _CASTABLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
+
+
+# Where norms take their running statistics, which they write to.
+_STATISTICS: Mapping[Any, tuple[int, int]] = {
+    F.batch_norm: (1, 2),
+    F.instance_norm: (1, 2),
+    torch.batch_norm: (3, 4),
+    torch.instance_norm: (3, 4),
+}
+
+
+def _agrees(call: Call) -> bool:
+    return call.op.family in _AGREEING or call.op.one_dtype
+
+
+def _writes(call: Call, kwargs: Mapping[str, Any]) -> bool:
+    return call.writes_first or kwargs.get("inplace") is True
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
@@ -45,31 +64,52 @@ class CastMode(SiteMode):
         self._action_of = action_of
         self._weights: dict[tuple[int, torch.dtype, bool], tuple[torch.Tensor, int, torch.Tensor]] = {}
 
+    @contextmanager
+    def frame(self, module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
+        """Make `module` own the calls made in this block."""
+        with super().frame(module, counts) as frame:
+            yield frame
+        if self.frames[-1].module == LOSS_MODULE:
+            self.forget_weights()  # an optimizer may step before the next forward, and a fused one leaves no trace
+
+    def forget_weights(self) -> None:
+        """Cast every weight anew from here on."""
+        self._weights.clear()
+
     def on_site(self, func: Any, call: Call, frame: Frame, index: int, args: Any, kwargs: Any) -> Any:
         """Cast what the policy says to cast, and run the call."""
-        action = self._action_of(frame.module, call.op.name, index)
-        if action is None and (call.op.family in _AGREEING or call.op.one_dtype):
+        action = None if frame.leaves_alone() else self._action_of(frame.module, call.op.name, index)
+        if action is None and _agrees(call):
             action = PROMOTE
-        if action is None or frame.leaves_alone() or kwargs.get("out") is not None:
+        if action is None or kwargs.get("max_norm") is not None:  # such an embedding writes to its weight
             return func(*args, **kwargs)
         floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
         if not floats or any(t.dtype not in _CASTABLE for t in floats):
             return func(*args, **kwargs)
-        if call.writes_first or kwargs.get("inplace") is True:
-            return self._call_in_place(func, call, args, kwargs)
+        written = kwargs.get("out") if "out" in kwargs else args[0] if _writes(call, kwargs) else None
+        if written is not None:
+            return self._call_writing(func, call, written, args, kwargs)
         dtype = widest({t.dtype for t in floats}) if action == PROMOTE else action
         assert isinstance(dtype, torch.dtype)
         if call.op.cast == "first":
             return self._call_norm(func, args, kwargs, dtype)
         return func(*(self._cast(a, dtype) for a in args), **{k: self._cast(v, dtype) for k, v in kwargs.items()})
 
-    def _call_in_place(self, func: Any, call: Call, args: Any, kwargs: Any) -> Any:
-        """Run a call that writes to its first argument: it computes in that argument's dtype."""
-        if not (call.op.family in _AGREEING or call.op.one_dtype) or not args[0].is_floating_point():
+    def on_other(self, func: Any, call: Call, args: Any, kwargs: Any) -> Any:
+        """Run a call without a site; what is assigned to a part of a tensor takes its dtype, mask or no mask."""
+        if call.op.name == "setitem" and args[0].dtype in _CASTABLE and isinstance(args[2], torch.Tensor):
+            args = (*args[:2], self._cast(args[2], args[0].dtype))
+        return func(*args, **kwargs)
+
+    def _call_writing(self, func: Any, call: Call, written: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call that writes to an argument: it computes in that argument's dtype."""
+        if not _agrees(call) or not isinstance(written, torch.Tensor) or not written.is_floating_point():
             return func(*args, **kwargs)
-        dtype = args[0].dtype
-        rest = (self._cast(a, dtype) for a in args[1:])
-        return func(args[0], *rest, **{k: self._cast(v, dtype) for k, v in kwargs.items()})
+
+        def adapted(value: Any) -> Any:
+            return value if value is written else self._cast(value, written.dtype)
+
+        return func(*(adapted(a) for a in args), **{k: adapted(v) for k, v in kwargs.items()})
 
     def _call_norm(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
         """Run a norm: only the activation is cast. Its parameters stay as stored.
@@ -81,10 +121,13 @@ class CastMode(SiteMode):
         stored = [t for t in tensors_in((*args[1:], *kwargs.values())) if t is not activation and t.is_floating_point()]
         common = widest({dtype, *(t.dtype for t in stored)})
 
+        statistics = [args[place] for place in _STATISTICS.get(func, ()) if place < len(args)]
+        statistics += [kwargs.get("running_mean"), kwargs.get("running_var")]
+
         def adapted(value: Any) -> Any:
             if value is activation:
                 return self._cast(value, dtype)
-            return self._cast(value, common) if isinstance(value, nn.Parameter) else value
+            return value if any(value is each for each in statistics) else self._cast(value, common)
 
         return func(*(adapted(a) for a in args), **{k: adapted(v) for k, v in kwargs.items()})
 
@@ -92,7 +135,7 @@ class CastMode(SiteMode):
         if isinstance(value, torch.Tensor):
             if value.dtype == dtype or not value.is_floating_point():
                 return value
-            if value.is_leaf and value.requires_grad:
+            if value.is_leaf and value.requires_grad and not value.is_inference():
                 return self._cast_weight(value, dtype)
             return value.to(dtype)
         if isinstance(value, (tuple, list)) and any(True for _ in tensors_in(value)):

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import nn
 
-_REPLACES = "_autoprec_replaces"
+_OWN = "_autoprec_own_forward"
+_REPLACEMENT = "_autoprec_replacement"
 
 
 def replace_forward(module: nn.Module, around: Callable[..., Any]) -> None:
@@ -15,25 +16,33 @@ def replace_forward(module: nn.Module, around: Callable[..., Any]) -> None:
 
     The replacement is a bound method in the instance's dictionary: `type(module)`, `isinstance`, hooks and
     state-dict keys stay as they are, `inspect.signature` still shows the original's, and a deep copy is bound to
-    the copied module.
+    the copied module. A forward that the instance had of its own is kept there too, so that it is copied alike.
     """
-    own: Callable[..., Any] | None = module.__dict__.get("forward")
+    own = module.__dict__.get("forward")
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        original = type(self).forward.__get__(self) if own is None else own
+        kept = self.__dict__.get(_OWN)
+        # partial: torch.compile rebuilds a bound method by its name, which would be this very function.
+        original = functools.partial(type(self).forward, self) if kept is None else kept
         return around(original, *args, **kwargs)
 
     functools.update_wrapper(forward, type(module).forward if own is None else own)
-    setattr(forward, _REPLACES, own)
+    setattr(forward, _REPLACEMENT, True)
+    if own is not None:
+        module.__dict__[_OWN] = own
     module.__dict__["forward"] = types.MethodType(forward, module)
 
 
+def is_replaced(module: nn.Module) -> bool:
+    """Return whether the forward of `module` is one that `replace_forward` put there."""
+    return hasattr(module.__dict__.get("forward"), _REPLACEMENT)
+
+
 def restore_forward(module: nn.Module) -> None:
-    """Give `module` the forward it had before `replace_forward`; a module that has its own keeps it."""
-    current = module.__dict__.get("forward")
-    if not hasattr(current, _REPLACES):
+    """Give `module` the forward it had before `replace_forward`; a module with another one keeps it."""
+    if not is_replaced(module):
         return
-    own = getattr(current, _REPLACES)
+    own = module.__dict__.pop(_OWN, None)
     if own is None:
         del module.__dict__["forward"]
     else:

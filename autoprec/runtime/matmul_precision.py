@@ -8,6 +8,7 @@ The legacy switches (`allow_tf32`, `torch.set_float32_matmul_precision`) are not
 is set to another precision than they are raises in torch.
 """
 
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +30,7 @@ class _Backend:
     reduced: tuple[Float32Matmul, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class MatmulState:
     """What the nodes of one device kind held: (backend, op) -> stored value, for `restore`.
 
@@ -37,7 +38,7 @@ class MatmulState:
     """
 
     kind: str
-    stored: Mapping[tuple[str, str], str]
+    stored: dict[tuple[str, str], str]
 
 
 _BACKENDS: Mapping[str, _Backend] = MappingProxyType(
@@ -73,6 +74,34 @@ def restore(state: MatmulState) -> None:
     """
     for (backend, op), value in state.stored.items():
         torch._C._set_fp32_precision_setter(backend, op, value)
+
+
+_claims: list["weakref.ref[MatmulState]"] = []
+
+
+def claim_float32_matmul(kind: str, precision: Float32Matmul) -> MatmulState:
+    """Set the precision as `set_float32_matmul` does, on behalf of somebody who gives it back in any order.
+
+    Raises: `DeviceError` as `set_float32_matmul` does.
+    """
+    return _claim(set_float32_matmul(kind, precision))
+
+
+def release(claim: MatmulState) -> None:
+    """Give back a claim: the last one restores what it found, an earlier one leaves that to the one after it."""
+    alive = [found for reference in _claims if (found := reference()) is not None]
+    place = next(index for index, each in enumerate(alive) if each is claim)
+    later = next((each for each in alive[place + 1 :] if each.kind == claim.kind), None)
+    if later is None:
+        restore(claim)
+    else:
+        later.stored.update(claim.stored)
+    _claims[:] = [weakref.ref(each) for each in alive if each is not claim]
+
+
+def _claim(state: MatmulState) -> MatmulState:
+    _claims.append(weakref.ref(state, lambda gone: _claims.remove(gone) if gone in _claims else None))
+    return state
 
 
 def supported(kind: str) -> tuple[Float32Matmul, ...]:
@@ -123,7 +152,7 @@ def _write(kind: str, precision: Float32Matmul) -> MatmulState:
         stored = {(backend, op): _stored(backend, op) for op in ops}
         for op in ops:
             torch._C._set_fp32_precision_setter(backend, op, precision)
-    return MatmulState(kind=kind, stored=MappingProxyType(stored))
+    return MatmulState(kind=kind, stored=stored)
 
 
 def _reported(backend: str, op: str) -> str:

@@ -4,7 +4,7 @@ The site is the module whose `forward` runs, the op, and how often that op ran b
 Recording (`capture`) and casting (`runtime.cast_mode`) derive from it and hence agree on every site.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,9 +20,9 @@ class Frame:
 
     __slots__ = ("counts", "grad_enabled", "module")
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, counts: Mapping[str, int] | None = None) -> None:
         self.module = module
-        self.counts: dict[str, int] = {}
+        self.counts = dict(counts or {})
         self.grad_enabled = torch.is_grad_enabled()
 
     def next_index(self, op: str) -> int:
@@ -44,11 +44,12 @@ class SiteMode(TorchFunctionMode):
         self.frames = [Frame(LOSS_MODULE)]
 
     @contextmanager
-    def frame(self, module: str) -> Iterator[None]:
-        """Make `module` own the calls made in this block."""
-        self.frames.append(Frame(module))
+    def frame(self, module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
+        """Make `module` own the calls made in this block; `counts` are those of a frame that goes on here."""
+        frame = Frame(module, counts)
+        self.frames.append(frame)
         try:
-            yield
+            yield frame
         finally:
             self.frames.pop()
 

@@ -58,3 +58,12 @@ def test_none_is_off() -> None:
     assert scaler.scale(torch.ones(1)).item() == 1
     scaler.update()
     assert scaler.get_scale() == pytest.approx(1.0)
+
+
+def test_a_checkpoint_of_another_policy_stays_within_the_bounds() -> None:
+    wide = BoundedGradScaler("cpu", LossScale(kind="dynamic", initial=2.0**20))
+    narrow = BoundedGradScaler("cpu", LossScale(kind="dynamic", initial=8.0, maximum=16.0))
+    narrow.load_state_dict(wide.state_dict())
+    assert narrow.get_scale() == 16.0
+    narrow.scale(torch.ones(1))
+    assert narrow.get_scale() == 16.0

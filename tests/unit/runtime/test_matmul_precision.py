@@ -200,3 +200,21 @@ def test_a_missing_device_is_an_error() -> None:
 def test_tf32_is_seen_on_ampere_and_later() -> None:
     expected = ("ieee", "tf32") if torch.cuda.get_device_capability() >= (8, 0) else ("ieee",)
     assert supported("cuda") == expected
+
+
+def test_claims_are_given_back_in_any_order() -> None:
+    before, others = reported(), len(matmul_precision._claims)
+    first = matmul_precision._claim(matmul_precision._write("cpu", "bf16"))
+    second = matmul_precision._claim(matmul_precision._write("cpu", "ieee"))
+    matmul_precision.release(first)
+    assert matmul_precision._reported("mkldnn", "matmul") == "ieee"
+    matmul_precision.release(second)
+    assert reported() == before
+    assert len(matmul_precision._claims) == others
+
+
+def test_a_claim_that_is_dropped_is_forgotten() -> None:
+    others = len(matmul_precision._claims)
+    dropped = matmul_precision._claim(matmul_precision._write("cpu", "ieee"))
+    del dropped
+    assert len(matmul_precision._claims) == others

@@ -1,9 +1,13 @@
 """`apply`: what it casts, what it leaves alone, and that it can be taken back."""
 
+import collections
 import copy
+import dataclasses
 import inspect
 import pickle
 import threading
+import types
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -406,3 +410,238 @@ def test_what_is_refused(tmp_path: Path) -> None:
         apply(model, "fp32")
     first.remove()
     assert isinstance(apply(model, "fp32"), Precision)
+
+
+# What a review found: each of these was wrong once.
+
+
+def steps(optimizer_kind: Any, *, in_one_block: bool) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = optimizer_kind(model.parameters())
+    precision = apply(model, policy(("*", "bf16"), outputs="computed"))
+    losses = []
+
+    def step() -> None:
+        with precision.loss():
+            loss = run(model).float().square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+    with precision.loss() if in_one_block else nullcontext():
+        for _ in range(4):
+            step()
+    return losses
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_weights_are_cast_anew_after_a_step_also_inside_one_loss_block(fused: bool) -> None:
+    def adamw(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(params, lr=0.1, fused=fused)
+
+    losses = steps(adamw, in_one_block=True)
+    assert losses == steps(adamw, in_one_block=False)
+    assert losses[-1] < losses[0]
+
+
+def test_an_edit_through_data_is_seen_by_the_next_forward() -> None:
+    model = nn.Linear(4, 4)
+    precision = apply(model, policy(("*", "bf16")))
+    with precision.loss():
+        run(model)
+        model.weight.data.zero_()
+        model.bias.data.zero_()
+        assert run(model).abs().sum() == 0
+
+
+def test_a_model_inside_the_loss_code_of_another_keeps_its_own_policy() -> None:
+    teacher, student = Net(), nn.Linear(4, 4)
+    apply(teacher, policy(("*:softmax", "fp32"), ("*", "bf16")))
+    precision = apply(student, policy(("*", "fp16"), outputs="computed"))
+    with precision.loss():
+        run(teacher)
+        assert run(student).dtype == torch.float16
+        assert (torch.ones(1) * 2).dtype == torch.float16
+    assert teacher.dtypes["softmax"] == torch.float32
+    assert teacher.dtypes["one"] == torch.bfloat16
+
+
+def test_part_of_a_model_cannot_have_a_policy_of_its_own() -> None:
+    whole = nn.Sequential(nn.Linear(4, 4))
+    part = apply(whole[0], policy(("*", "bf16")))
+    refused_while_applied = r'module 0 already runs policy "test"'
+    with pytest.raises(ApplyError, match=refused_while_applied):
+        apply(whole, policy(("*", "bf16")))
+    part.remove()
+    apply(whole, policy(("*", "bf16")))
+    with pytest.raises(ApplyError, match="the model already runs a policy"):
+        apply(whole[0], policy(("*", "bf16")))
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_with_max_norm_renormalizes_its_weight(kind: Any) -> None:
+    model = kind(4, 4, max_norm=1.0)
+    model.weight.data.fill_(3.0)
+    apply(model, policy(("*", "bf16")))
+    model(torch.tensor([[0]]))
+    assert model.weight[0].norm() <= 1.0001
+
+
+def test_a_deep_copy_of_an_own_forward_runs_the_copy() -> None:
+    model = nn.Linear(4, 4)
+    model.forward = types.MethodType(lambda self, x: F.linear(x, self.weight), model)  # type: ignore[method-assign]
+    apply(model, policy(("*", "bf16")))
+    twin = copy.deepcopy(model)
+    twin.weight.data.zero_()
+    assert run(twin).abs().sum() == 0
+
+
+def test_an_old_handle_removes_nothing_new() -> None:
+    model = nn.Linear(4, 4)
+    old = apply(model, policy(("*", "bf16")))
+    old.remove()
+    apply(model, policy(("*", "bf16"), outputs="computed"))
+    old.remove()
+    assert run(model).dtype == torch.bfloat16
+
+
+def test_a_module_exchanged_since_gets_its_forward_back() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    first = model[0]
+    precision = apply(model, policy(("*", "bf16")))
+    model[0] = nn.Linear(4, 4)
+    precision.remove()
+    assert "forward" not in first.__dict__
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_functional_code_under_checkpointing_is_cast_both_times(reentrant: bool) -> None:
+    class Functional(nn.Module):
+        def __init__(self, *, checkpointed: bool) -> None:
+            super().__init__()
+            self.linear, self.checkpointed = nn.Linear(4, 4), checkpointed
+
+        def body(self, x: torch.Tensor) -> torch.Tensor:
+            return F.softmax(self.linear(x) * 1.7, dim=-1) * x.sin()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * 1.5
+            y = checkpoint(self.body, x, use_reentrant=reentrant) if self.checkpointed else self.body(x)
+            return y * 0.3
+
+    rules = policy((":mul#1", "fp32"), (":mul#3", "fp16"), ("*", "bf16"), outputs="computed")
+    gradients = []
+    for checkpointed in (True, False):
+        torch.manual_seed(0)
+        model = Functional(checkpointed=checkpointed)
+        apply(model, rules)
+        output = model(torch.linspace(-1, 1, 12).reshape(3, 4).requires_grad_())
+        assert output.dtype == torch.float16
+        output.float().square().sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_outputs_are_cast_wherever_they_are_and_returned_as_they_are_if_nothing_changes() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Output:
+        logits: torch.Tensor
+        parts: dict[str, torch.Tensor]
+
+    def run_it(x: torch.Tensor) -> Output:
+        y = x * 2
+        return Output(y, {"half": y.half(), "count": torch.ones(1, dtype=torch.int64)})
+
+    result = low(run_it, torch.ones(2), rules=policy(("*", "bf16")))
+    assert result.logits.dtype == result.parts["half"].dtype == torch.float32
+    assert result.parts["count"].dtype == torch.int64
+    wrapped = low(lambda x: collections.UserDict(y=x * 2), torch.ones(2), rules=policy(("*", "bf16")))
+    assert wrapped["y"].dtype == torch.float32
+    cache: list[Any] = [torch.ones(1), None]
+    assert low(lambda x: cache, torch.ones(2), rules=policy(("*", "bf16"))) is cache
+
+
+@pytest.mark.filterwarnings("ignore")  # Dynamo's own
+def test_torch_compile_with_a_graph_break_runs_the_policy() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    inner = Sites(lambda x: (x * 2) if x.sum().item() > 1e9 else (x * 3))
+    model.append(inner)
+    apply(model, policy(("*", "bf16"), outputs="computed"))
+    compiled = torch.compile(model, backend="eager")
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    assert torch.equal(compiled(x), model(x))
+    assert compiled(x).dtype == torch.bfloat16
+    with pytest.raises(ApplyError, match="the model is compiled; apply the policy first"):
+        apply(torch.compile(nn.Linear(4, 4), backend="eager"), "autocast-bf16")  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_cannot_be_cast_is_refused() -> None:
+    scripted = torch.jit.trace(nn.Linear(4, 4), torch.ones(1, 4))
+    with pytest.raises(ApplyError, match='module "1" is a TorchScript module'):
+        apply(nn.Sequential(nn.Linear(4, 4), scripted), "autocast-bf16")
+    with pytest.raises(ApplyError, match="on the meta device; move it"):
+        apply(nn.Linear(4, 4, device="meta"), "autocast-bf16")
+
+
+def test_code_left_alone_still_gets_agreeing_dtypes() -> None:
+    def mixed(x: torch.Tensor) -> torch.Tensor:
+        low_x = x * 2
+        with torch.no_grad():
+            return low_x @ torch.ones(2, 2)
+
+    assert low(mixed, torch.ones(2, 2, requires_grad=True)).dtype == torch.float32
+
+
+def test_out_and_masked_assignment_take_the_dtype_that_is_written_to() -> None:
+    def into_buffer(x: torch.Tensor) -> torch.Tensor:
+        buffer = torch.zeros(2, 2)
+        return torch.mm(x * 2, torch.ones(2, 2), out=buffer)
+
+    assert low(into_buffer, torch.ones(2, 2)).dtype == torch.float32
+
+    def masked(x: torch.Tensor) -> torch.Tensor:
+        buffer = torch.zeros(2)
+        buffer[torch.tensor([True, False])] = (x * 3)[:1]
+        return buffer
+
+    assert low(masked, torch.ones(2)).tolist() == [3, 0]
+
+
+def test_norm_weights_that_are_no_parameters_agree_with_the_statistics() -> None:
+    model = nn.BatchNorm1d(4)
+    apply(model, "low-bf16")
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    torch.func.functional_call(model, weights, (torch.rand(3, 4).bfloat16(),))
+    assert model.running_mean is not None
+    assert model.running_mean.abs().sum() > 0
+
+
+def test_norm_parameters_stored_low_serve_an_fp32_activation() -> None:
+    model = nn.LayerNorm(4)
+    apply(model, policy(("*", "fp32"), parameters=Parameters(storage="bf16")))
+    assert run(model).dtype == torch.float32
+
+
+def test_casting_goes_on_after_a_backward_inside_the_loss_block() -> None:
+    model = nn.Linear(4, 4)
+    precision = apply(model, policy(("*", "bf16"), outputs="computed"))
+    with precision.loss():
+        run(model).sum().backward()
+        assert (torch.ones(1) * 2).dtype == torch.bfloat16
+
+
+def test_fp16_outputs_return_in_fp32() -> None:
+    assert run(applied(Net(), policy(("*", "fp16")))).dtype == torch.float32
+
+
+def test_matmul_precision_is_claimed_and_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autoprec.runtime import precision as module
+
+    calls: list[Any] = []
+    monkeypatch.setattr(module, "claim_float32_matmul", lambda kind, name: calls.append((kind, name)) or "claim")
+    monkeypatch.setattr(module, "release", calls.append)
+    apply(nn.Linear(4, 4), policy(("*", "fp32"), float32_matmul="bf16")).remove()
+    assert calls == [("cpu", "bf16"), "claim"]

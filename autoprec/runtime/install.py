@@ -1,0 +1,90 @@
+"""`apply`: install a policy in a module, in place and reversibly."""
+
+import difflib
+from os import PathLike, fspath
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from autoprec.errors import ApplyError, FormatError
+from autoprec.graph.site import LOSS_MODULE
+from autoprec.policy import Policy, SitePattern, load_policy, preset, preset_names
+from autoprec.runtime.forwards import is_replaced
+from autoprec.runtime.precision import APPLIED, Precision
+
+
+def apply(model: nn.Module, policy: Policy | str | PathLike[str]) -> Precision:
+    """Install `policy` in `model`, in place, and return the handle that takes it back.
+
+    `policy` is a `Policy`, a policy file, or the name of a preset. Call it before the optimizer is built: the
+    policy may change the dtype in which parameters are stored. A policy of fp32 alone installs nothing.
+
+    Raises: `ApplyError` if the model has a policy already, or if a rule names modules that the model lacks;
+    `FormatError` for a format that this runtime cannot execute; whatever `load_policy` raises.
+    """
+    _check_model(model)
+    device = next((tensor.device.type for tensor in model.parameters()), "cpu")
+    policy = _policy(policy, device)
+    _check_formats(policy)
+    _check_modules(policy, model)
+    precision = Precision(model, policy, device)
+    try:
+        precision.install()
+    except BaseException:
+        precision.remove()
+        raise
+    return precision
+
+
+def _policy(policy: Policy | str | PathLike[str], device: str) -> Policy:
+    if isinstance(policy, Policy):
+        return policy
+    if fspath(policy) in preset_names(device) and not Path(policy).exists():
+        return preset(fspath(policy), device)
+    return load_policy(policy)
+
+
+def _check_model(model: nn.Module) -> None:
+    """Refuse a model that no policy can be installed in, or not again."""
+    for path, module in model.named_modules():
+        if is_replaced(module) or APPLIED in module.__dict__:
+            found = module.__dict__.get(APPLIED)
+            name = "a policy" if found is None else f'policy "{found.policy.name}"'
+            raise ApplyError(
+                f"apply: {f'module {path}' if path else 'the model'} already runs {name}; "
+                "call remove() on the Precision that apply() returned first"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ApplyError(
+                f'apply: module "{path}" is a TorchScript module, whose ops cannot be cast from outside; '
+                "apply the policy to the model before it is scripted or traced"
+            )
+    if hasattr(model, "_orig_mod"):
+        raise ApplyError("apply: the model is compiled; apply the policy first, then call torch.compile on the model")
+    if any(tensor.is_meta for tensor in model.parameters()):
+        raise ApplyError("apply: the model is on the meta device; move it to the device it trains on first")
+
+
+def _check_formats(policy: Policy) -> None:
+    runnable = {"fp32", "bf16", "fp16", "as_given", "promote"}
+    for rule in policy.rules:
+        if rule.format not in runnable:
+            raise FormatError(
+                f'apply: rule "{rule.sites}" asks for {rule.format}, which this runtime cannot execute per site; '
+                f"it executes {', '.join(sorted(runnable))}"
+            )
+
+
+def _check_modules(policy: Policy, model: nn.Module) -> None:
+    """Refuse a rule that names modules the model lacks: the policy belongs to another model, or has a typo."""
+    paths = [LOSS_MODULE, *(path for path, _ in model.named_modules())]
+    for rule in policy.rules:
+        pattern = SitePattern(rule.sites)
+        if not any(pattern.matches_module(path) for path in paths):
+            near = difflib.get_close_matches(rule.sites.split(":")[0], paths, n=3, cutoff=0.4)
+            names = ", ".join(f'"{name}"' for name in near) or "none"
+            raise ApplyError(
+                f'apply: rule "{rule.sites}" of policy "{policy.name}" matches no module of this '
+                f"{type(model).__name__}; nearest modules: {names}; mend the rule, or tune this model anew"
+            )
