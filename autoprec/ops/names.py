@@ -87,8 +87,10 @@ def canonical_name(function_name: str) -> str:
     """Return the op name of a torch function's `__name__`.
 
     Dunders, in-place underscores, reflected forms and aliases are folded: `__iadd__`, `__radd__`, `add_` and `add`
-    are all `add`. A name that nothing is known of comes back as it is, without trailing underscores.
+    are all `add`; so is the overload `add.Tensor` of `torch.ops.aten`. A name that nothing is known of comes back as it
+    is, without trailing underscores.
     """
+    function_name = function_name.partition(".")[0]
     if len(function_name) > 4 and function_name.startswith("__") and function_name.endswith("__"):
         return _operator_name(function_name[2:-2])
     name = function_name.rstrip("_") or function_name

@@ -45,7 +45,7 @@ def _entered(function: types.FunctionType) -> Callable[..., Any]:
 
 
 def _describe(function: Any) -> Call:
-    name = getattr(function, "__name__", type(function).__name__)
+    name = getattr(function, "__name__", type(function).__name__).partition(".")[0]  # add_.Tensor is an overload
     if isinstance(function, types.MethodWrapperType):  # Tensor.T.__get__ and its kind
         return Call(lookup(canonical_name(name)), property_name=getattr(function.__self__, "__name__", ""))
     op = lookup(canonical_name(name))

@@ -27,6 +27,7 @@ def apply(model: nn.Module, policy: Policy | str | PathLike[str]) -> Precision:
     device = next((tensor.device.type for tensor in model.parameters()), "cpu")
     policy = _policy(policy, device)
     _check_formats(policy)
+    _check_scaling(policy)
     _check_modules(policy, model)
     precision = Precision(model, policy, device)
     try:
@@ -74,6 +75,15 @@ def _check_formats(policy: Policy) -> None:
                 f'apply: rule "{rule.sites}" asks for {rule.format}, which this runtime cannot execute per site; '
                 f"it executes {', '.join(sorted(runnable))}"
             )
+
+
+def _check_scaling(policy: Policy) -> None:
+    """Refuse to scale the loss of parameters stored in fp16: their gradients are fp16, which no scaler unscales."""
+    if policy.parameters.storage == "fp16" and policy.loss_scale.kind != "none":
+        raise ApplyError(
+            f'apply: policy "{policy.name}" stores parameters in fp16 and scales the loss, and torch.amp.GradScaler '
+            "does not unscale fp16 gradients; use parameters: {storage: fp32} with it, or loss_scale: none"
+        )
 
 
 def _check_modules(policy: Policy, model: nn.Module) -> None:

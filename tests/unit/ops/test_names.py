@@ -89,3 +89,8 @@ def test_operators_are_named_as_functions() -> None:
     seen = [name for name in names.seen if name in {*folded, "div"}]
     assert seen in (folded, ["div" if name == "reciprocal" else name for name in folded if name != "mul"])
     assert names.seen[-2:] == ["unsqueeze", "getitem"]
+
+
+def test_overloads_of_operators_are_folded():
+    assert canonical_name("mm.default") == "mm"
+    assert canonical_name("add_.Tensor") == "add"

@@ -404,6 +404,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         r'rule "ones:softmax" of policy "test" matches no module of this Net; nearest modules: "one"',
     )
     refused(Net(), tmp_path / "none.yaml", PolicyFileError, "none.yaml")
+    scaled = policy(("*", "fp16"), parameters=Parameters(storage="fp16"), loss_scale=LossScale(kind="dynamic"))
+    refused(Net(), scaled, ApplyError, "stores parameters in fp16 and scales the loss.*use parameters: {storage: fp32}")
     model = Net()
     first = apply(model, "autocast-bf16")
     with pytest.raises(ApplyError, match=r'already runs policy "autocast-bf16"; call remove\(\)'):
@@ -645,3 +647,9 @@ def test_matmul_precision_is_claimed_and_released(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "release", calls.append)
     apply(nn.Linear(4, 4), policy(("*", "fp32"), float32_matmul="bf16")).remove()
     assert calls == [("cpu", "bf16"), "claim"]
+
+
+def test_overloads_of_aten_ops_are_sites_like_any() -> None:
+    assert low(lambda x: torch.ops.aten.mm(x, x), torch.ones(2, 2)).dtype == torch.bfloat16
+    assert low(lambda x: torch.ops.aten.mm.default(x, x), torch.ones(2, 2)).dtype == torch.bfloat16
+    assert low(lambda x: torch.ops.aten.add_.Tensor(x, x), torch.ones(2)).dtype == torch.float32
