@@ -1,7 +1,7 @@
 # make demo    tune the example GPT and train on under the policy it wrote
 # make test    format, lint, types, import contracts, and all tests with branch coverage
 # make bench   measure what README and reports/ claim
-# make gpu     the tests that need a CUDA device
+# make gpu     the tests that need a CUDA device, then benchmarks/gpu.py into reports/gpu/
 # Each makes .venv if need be; what is pinned stands in requirements.lock.
 
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))
@@ -31,10 +31,12 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-dev
-	for each in benchmarks/*.py; do $(BIN)/python $$each || exit; done
+	$(BIN)/python benchmarks/startup.py --json reports/startup.json
+	$(BIN)/python benchmarks/recording.py --json reports/recording.json
 
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py
 
 lock: $(VENV)/.installed-dev
 	sed -n '/^#/p' requirements.lock > $(VENV)/lock

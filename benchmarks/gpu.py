@@ -1,0 +1,138 @@
+"""Baselines and presets on one CUDA device: python benchmarks/gpu.py (make gpu runs it after the tests).
+
+GPT-2 124M, BERT-base, ViT-B/16 and ResNet-50 from configs, random weights and batches. For each, strict fp32, every
+preset the device runs, and plain torch.autocast are timed in the same interleaved rounds, with their memory; then the
+losses of the autocast preset and of torch.autocast are compared bit for bit. Writes one JSON file a device to
+reports/gpu/. `--tiny` shrinks the shapes, to see on any machine that the script runs.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from autoprec.measure import Training, interleave, measure_memory, speedup
+from autoprec.policy import preset, preset_names
+from autoprec.runtime.device import DeviceInfo, describe
+from autoprec.runtime.matmul_precision import supported
+from autoprec.workload import Workload, load_batches
+
+SEED = 0
+
+
+def _workload(name: str, config: Any, batch: Mapping[str, torch.Tensor]) -> Workload:
+    return Workload(
+        model=lambda: getattr(transformers, name)(config),
+        batches=lambda: [dict(batch)],
+        optimizer=lambda params: torch.optim.AdamW(params, lr=1e-4),
+    )
+
+
+def _text(vocabulary: int, rows: int, length: int) -> dict[str, torch.Tensor]:
+    ids = torch.randint(3, vocabulary, (rows, length), generator=torch.Generator().manual_seed(SEED))
+    return {"input_ids": ids, "labels": ids}
+
+
+def _images(rows: int, size: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(SEED)
+    labels = torch.arange(rows) % 2
+    return {"pixel_values": torch.rand(rows, 3, size, size, generator=generator), "labels": labels}
+
+
+def workloads(*, tiny: bool) -> dict[str, Workload]:
+    """Return the four workloads."""
+    small: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2} if tiny else {}
+    narrow = {**small, "intermediate_size": 64} if tiny else {}
+    gpt2: dict[str, Any] = {"n_embd": 32, "n_layer": 1, "n_head": 2} if tiny else {}
+    resnet: dict[str, Any] = {"hidden_sizes": [16, 32], "depths": [1, 1], "embedding_size": 16} if tiny else {}
+    rows, length, size = (2, 16, 32) if tiny else (8, 1024, 224)
+    images = _images(2 if tiny else 64, size)
+    return {
+        "GPT-2": _workload("GPT2LMHeadModel", transformers.GPT2Config(**gpt2), _text(50257, rows, length)),
+        "BERT-base": _workload(
+            "BertForMaskedLM", transformers.BertConfig(**narrow), _text(30522, 4 * rows, min(length, 512))
+        ),
+        "ViT-B/16": _workload(
+            "ViTForImageClassification", transformers.ViTConfig(**narrow, image_size=size, num_labels=2), images
+        ),
+        "ResNet-50": _workload(
+            "ResNetForImageClassification", transformers.ResNetConfig(**resnet, num_labels=2), images
+        ),
+    }
+
+
+def _under_autocast(workload: Workload, kind: str) -> Workload:
+    """Return `workload` with forward and loss under torch.autocast itself."""
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        with torch.autocast(kind, torch.bfloat16):
+            return workload.loss(model, batch)
+
+    return replace(workload, loss=loss)
+
+
+def measure(workload: Workload, info: DeviceInfo, rounds: int) -> dict[str, Any]:
+    """Return step times, speed-ups over strict fp32, memory, and whether the preset equals torch.autocast."""
+    batches = load_batches(workload, 1, info.kind)
+    precisions = supported(info.kind)
+    names = [name for name in preset_names(info.kind) if _runs(name, info, precisions)]
+    with ExitStack() as stack:
+
+        def train(each: Workload, name: str) -> Training:
+            policy = preset(name, info.kind)
+            return stack.enter_context(Training(each, policy, device=info.kind, seed=SEED, batches=batches))
+
+        runs = {name: train(workload, name) for name in names}
+        runs["torch.autocast bf16"] = train(_under_autocast(workload, info.kind), "fp32")
+        losses = {name: [run.step() for _ in range(3)] for name, run in runs.items()}
+        memory = {name: measure_memory(run).total_bytes for name, run in runs.items()}
+        times = interleave(runs, rounds=rounds, steps_per_round=3, warmup=3, device=info.kind)
+    return {
+        "equals_torch_autocast": losses["autocast-bf16"] == losses["torch.autocast bf16"],
+        "runs": {
+            name: {
+                "step_s": sorted(times[name])[rounds // 2],
+                "speedup_vs_fp32": asdict(speedup(times["fp32"], times[name])),
+                "memory_bytes": memory[name],
+                "losses": losses[name],
+            }
+            for name in runs
+        },
+    }
+
+
+def _runs(name: str, info: DeviceInfo, precisions: tuple[str, ...]) -> bool:
+    policy = preset(name, info.kind)
+    return policy.float32_matmul in precisions and {*policy.formats} <= {*info.formats, "fp32"}
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "reports" / "gpu")
+    options = parser.parse_args()
+    info = describe(options.device)
+    facts = {"name": info.name, "torch": info.torch_version, "native_formats": list(info.native_formats)}
+    result: dict[str, Any] = {"command": "python benchmarks/gpu.py", "device": facts, "rounds": options.rounds}
+    for name, workload in workloads(tiny=options.tiny).items():
+        result[name] = measure(workload, info, options.rounds)
+        print(name, json.dumps(result[name], indent=2), flush=True)
+        options.out.mkdir(parents=True, exist_ok=True)
+        file = options.out / f"{info.name.split(',')[0].replace(' ', '-')}.json"
+        file.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
