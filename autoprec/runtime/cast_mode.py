@@ -1,7 +1,6 @@
 """The cast mode: a programmable autocast. Casts the arguments of each site to the format its policy names."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -64,11 +63,9 @@ class CastMode(SiteMode):
         self._action_of = action_of
         self._weights: dict[tuple[int, torch.dtype, bool], tuple[torch.Tensor, int, torch.Tensor]] = {}
 
-    @contextmanager
-    def frame(self, module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
-        """Make `module` own the calls made in this block."""
-        with super().frame(module, counts) as frame:
-            yield frame
+    def leave(self) -> None:
+        """Give the calls back to the module that owned them before."""
+        super().leave()
         if self.frames[-1].module == LOSS_MODULE:
             self.forget_weights()  # an optimizer may step before the next forward, and a fused one leaves no trace
 

@@ -100,9 +100,8 @@ class Precision:
     def frame(self, module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
         """Make `module` own the sites of this block; the outermost frame of a thread switches casting on."""
         outer = _innermost()
-        mode = outer if isinstance(outer, _OwnedMode) and outer.owner is self else None
-        if mode is not None:
-            with mode.frame(module, counts) as frame:
+        if outer is not None and outer.owner is self:
+            with outer.frame(module, counts) as frame:
                 yield frame
             return
         mode = _OwnedMode(self)
@@ -203,6 +202,13 @@ def _forward_of(precision: Precision, path: str, module: nn.Module) -> Callable[
     agrees = isinstance(module, nn.RNNBase)
 
     def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        mode = _innermost()
+        if not agrees and not returns_fp32 and mode is not None and mode.owner is precision:  # the usual case, in short
+            mode.enter(path)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                mode.leave()
         with precision.frame(path):
             if agrees:  # nn.LSTM and its kin compare the input's dtype with the stored weights' before any op runs
                 args, kwargs = cast_floats((args, kwargs), next(module.parameters()).dtype)

@@ -22,7 +22,7 @@ class Frame:
 
     def __init__(self, module: str, counts: Mapping[str, int] | None = None) -> None:
         self.module = module
-        self.counts = dict(counts or {})
+        self.counts = dict(counts) if counts else {}
         self.grad_enabled = torch.is_grad_enabled()
 
     def next_index(self, op: str) -> int:
@@ -43,15 +43,24 @@ class SiteMode(TorchFunctionMode):
         super().__init__()
         self.frames = [Frame(LOSS_MODULE)]
 
-    @contextmanager
-    def frame(self, module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
-        """Make `module` own the calls made in this block; `counts` are those of a frame that goes on here."""
+    def enter(self, module: str, counts: Mapping[str, int] | None = None) -> Frame:
+        """Make `module` own the calls made until `leave()`; `counts` are those of a frame that goes on here."""
         frame = Frame(module, counts)
         self.frames.append(frame)
+        return frame
+
+    def leave(self) -> None:
+        """Give the calls back to the module that owned them before."""
+        self.frames.pop()
+
+    @contextmanager
+    def frame(self, module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
+        """Make `module` own the calls made in this block."""
+        frame = self.enter(module, counts)
         try:
             yield frame
         finally:
-            self.frames.pop()
+            self.leave()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
