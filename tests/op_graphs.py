@@ -26,12 +26,13 @@ def node(
     outputs: tuple[TensorMeta, ...] = (TensorMeta(shape=(4, 8), dtype="float32"),),
     constants: tuple[float, ...] = (),
     left_alone: bool = False,
+    writes: bool = False,
 ) -> OpNode:
     """Return a node called `name`; it has a site unless `index` is None."""
     site = Site(module, op, index) if op and index is not None else None
     return OpNode(
         name=name, kind=kind, op=op, site=site, call=call, inputs=inputs, outputs=outputs, constants=constants,
-        left_alone=left_alone, source=f"model.py:{len(name)}" if op else "",
+        left_alone=left_alone, writes=writes, source=f"model.py:{len(name)}" if op else "",
     )  # fmt: skip
 
 

@@ -29,12 +29,13 @@ def static_marks(op_graph: OpGraph, formats: Sequence[str], device_kind: str) ->
 
 
 def numerics_classes(op_graph: OpGraph) -> dict[str, NumericsClass]:
-    """Return the numerics class of every node that computes floating-point values and that a policy may cast.
+    """Return the numerics class of every node that computes floating-point values which a policy may round.
 
     Ops on integers carry no rounding, and calls that are left alone are FP32 whatever the policy: both end a spread.
+    A call that writes to an argument is in that argument's format, whatever its op: it passes a spread on.
     """
     return {
-        node.name: lookup(node.op).numerics
+        node.name: "clear" if node.writes else lookup(node.op).numerics
         for node in op_graph
         if node.kind == "op" and not node.left_alone and any(meta.is_floating for meta in node.outputs)
     }
@@ -55,6 +56,9 @@ def _judge(
 ) -> tuple[Verdict, Reason | None]:
     if node.left_alone:
         detail = "runs under no_grad inside the model, so no policy casts it"
+        return "free", Reason(code=ReasonCode.LEFT_ALONE, detail=detail)
+    if node.writes:
+        detail = "writes to an argument, so it computes in that argument's format"
         return "free", Reason(code=ReasonCode.LEFT_ALONE, detail=detail)
     op = lookup(node.op)
     if op.family == "unknown":

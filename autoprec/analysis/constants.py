@@ -53,7 +53,7 @@ class LostConstant:
 def lost_constants(op_graph: OpGraph, formats: Sequence[str]) -> tuple[LostConstant, ...]:
     """Return the constants that one of `formats` cannot hold, in execution order."""
     lows = [format_named(name) for name in formats]
-    nodes = [node for node in op_graph.calls() if not node.left_alone and _is_floating(node)]
+    nodes = [node for node in op_graph.calls() if node.is_castable and _is_floating(node)]
     return tuple(lost for node in nodes for low in lows for lost in _lost(node, low))
 
 

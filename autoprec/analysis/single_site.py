@@ -1,7 +1,6 @@
 """Whether a constant that a format cannot hold does harm: the recorded step with one call alone in that format."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -10,10 +9,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autoprec.analysis.constants import LostConstant
-from autoprec.capture import Recording
+from autoprec.capture import Recording, Replay
 from autoprec.numerics import FORMATS, format_named
 from autoprec.runtime.dtypes import torch_dtype
-from autoprec.workload.seeding import seeded
 
 _NOTHING: Mapping[float, float] = MappingProxyType({})
 
@@ -45,22 +43,20 @@ def _breaks(recording: Recording, lost: LostConstant) -> bool:
 
 def _is_finite(recording: Recording, lost: LostConstant | None, constants: Mapping[float, float]) -> bool:
     """Return whether the replayed step gives a finite loss and finite gradients."""
-    interpreter = _LoweredCall(recording.graph_module, lost, constants)
     parameters = [tensor for tensor in recording.model.parameters() if tensor.requires_grad]
-    with _restored(recording), seeded(recording.seed + 1):
-        loss = interpreter.run(*recording.inputs)
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    loss = _LoweredCall(recording, lost, constants).loss()
+    gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(loss, parameters, allow_unused=True)
     return all(bool(tensor.isfinite().all()) for tensor in (loss, *gradients) if tensor is not None)
 
 
-class _LoweredCall(fx.Interpreter):
+class _LoweredCall(Replay):
     """Runs a recorded step with the call of `lost` in its format; its results return in FP32.
 
     Among the call's arguments, numbers that are keys of `constants` are exchanged.
     """
 
-    def __init__(self, module: fx.GraphModule, lost: LostConstant | None, constants: Mapping[float, float]) -> None:
-        super().__init__(module)
+    def __init__(self, recording: Recording, lost: LostConstant | None, constants: Mapping[float, float]) -> None:
+        super().__init__(recording)
         self.extra_traceback = False
         self._lost, self._constants = lost, constants
 
@@ -82,20 +78,3 @@ class _LoweredCall(fx.Interpreter):
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-
-
-@contextmanager
-def _restored(recording: Recording) -> Iterator[None]:
-    """Give buffers that the step writes to their recorded values, before and after the block."""
-    try:
-        _restore(recording)
-        yield
-    finally:
-        _restore(recording)
-
-
-def _restore(recording: Recording) -> None:
-    with torch.no_grad():
-        for name, value in recording.initial.items():
-            owner, _, attribute = name.rpartition(".")
-            getattr(recording.graph_module.get_submodule(owner), attribute).copy_(value)

@@ -36,4 +36,5 @@ def _op_node(node: fx.Node) -> OpNode:
         constants=meta.get("constants", ()),
         source=meta.get("source", ""),
         left_alone=meta.get("left_alone", False),
+        writes=meta.get("writes", False),
     )

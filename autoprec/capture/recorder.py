@@ -6,19 +6,23 @@ comparison in an `if`) become constants of the recording.
 """
 
 import operator
-from collections.abc import Callable, Iterator, MutableMapping
+import types
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import fx, nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from autoprec.capture.facts import digest, scalars_in, source_line, tensors_in_tree
+from autoprec.capture.memory import Memory
+from autoprec.capture.opaque import call_with_cells, cells_of
+from autoprec.capture.random_state import DefaultRandom, generator_at, is_default
+from autoprec.capture.refusals import refuse_modes, unsaved_write, unseen
 from autoprec.capture.targets import is_importable, is_plain, target_of
-from autoprec.errors import CaptureError
+from autoprec.capture.writes import Writers, made_to_require_grad, written_arguments
 from autoprec.graph.opgraph import TensorMeta
 from autoprec.graph.site import Site
 from autoprec.runtime.calls import EFFECTS, Call
@@ -32,33 +36,30 @@ def meta_of(tensor: torch.Tensor) -> TensorMeta:
     )
 
 
-def generator_at(device: torch.device, state: torch.Tensor) -> torch.Generator:
-    """Return a new random generator in `state`: a recorded draw starts from where the real one did."""
-    generator = torch.Generator(device)
-    generator.set_state(state)
-    return generator
-
-
 class Recorder(SiteMode):
     """Records calls into `graph`; constants and opaque callables go to `attributes`, by the name of their get_attr.
 
-    `named` maps the tensors known beforehand (parameters, buffers) to their qualified names.
+    `memory` knows the model's parameters and buffers by name, and learns what the step writes to. Make it where the
+    default random generators are in the state that a replay starts from.
     """
 
-    def __init__(self, named: dict[str, torch.Tensor], *, digests: bool = False) -> None:
+    def __init__(self, memory: Memory, device: str, *, digests: bool = False) -> None:
         super().__init__()
         self.graph = fx.Graph()
         self.attributes: dict[str, Any] = {}
-        self.written: set[str] = set()
         self.calls: dict[str, int] = {}
+        self._memory = memory
         self._digests = digests
         self._values = cast("MutableMapping[torch.Tensor, fx.Node]", WeakTensorKeyDictionary())
-        self._writers: dict[int, tuple[Any, fx.Node]] = {}  # by storage: a weak reference to it, and who wrote last
+        self._functions: dict[Any, fx.Node] = {}  # that an opaque call returned
+        self._writers = Writers()
         self._names = cast("MutableMapping[torch.Tensor, str]", WeakTensorKeyDictionary())
-        for name, tensor in reversed(named.items()):  # of several names of one tensor, the first one stays
+        for name, tensor in reversed(memory.named.items()):  # of several names of one tensor, the first one stays
             self._names[tensor] = name
         self._muted = 0
         self._order = 0
+        self._grad_enabled = True
+        self._random = DefaultRandom(device)
 
     # What the caller does
 
@@ -68,48 +69,23 @@ class Recorder(SiteMode):
             node = self.graph.placeholder(f"batch_{len(self.graph.nodes)}")
             node.meta.update(kind="input", outputs=(meta_of(tensor),))
             self._values[tensor] = node
+            self._memory.hold(str(node.target), tensor)
 
     def finish(self, loss: torch.Tensor) -> None:
         """Make `loss` the output of the graph."""
-        self.graph.output(self._node_of(loss)).meta["kind"] = "output"
+        output = self._node_of(loss)
+        self._follow_grad_mode(enabled=True)
+        self.graph.output(output).meta["kind"] = "output"
+        for node in self.graph.nodes:
+            if node.op == "get_attr" and not node.users:  # of a tensor that only queries read
+                self.graph.erase_node(node)
 
     @contextmanager
-    def frame(self, module: str) -> Iterator[None]:
+    def frame(self, module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
         """Make `module` own the calls made in this block, and count it as one call of that module."""
         self.calls[module] = self.calls.get(module, -1) + 1
-        with super().frame(module):
-            yield
-
-    @contextmanager
-    def watching_functions(self) -> Iterator[None]:
-        """Record each custom autograd Function and each functorch transform as one call for the time of the block.
-
-        What runs inside has its own way back, or works on tensors that exist only there.
-        """
-        from torch._functorch import apis, eager_transforms
-
-        places = [(apis, "vmap_impl"), (eager_transforms, "grad_impl"), (eager_transforms, "grad_and_value_impl")]
-        originals = [(owner, name, getattr(owner, name)) for owner, name in places]
-        apply = torch.autograd.Function.__dict__["apply"]
-
-        def apply_once(cls: type, *args: Any, **kwargs: Any) -> Any:
-            if cls is CheckpointFunction:  # only saves memory: record what it runs
-                with torch.enable_grad():
-                    return args[0](*args[2:])
-            return self._opaque(apply.__get__(None, cls), cls.__name__, args, kwargs)
-
-        def once(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-            return lambda *args, **kwargs: self._opaque(original, name, args, kwargs)
-
-        torch.autograd.Function.apply = classmethod(apply_once)  # type: ignore[assignment]
-        for owner, name, original in originals:
-            setattr(owner, name, once(original, name.removesuffix("_impl")))
-        try:
-            yield
-        finally:
-            torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-            for owner, name, original in originals:
-                setattr(owner, name, original)
+        with super().frame(module, counts) as frame:
+            yield frame
 
     # What the mode sees
 
@@ -127,59 +103,105 @@ class Recorder(SiteMode):
     def _record(
         self, func: Any, call: Call, site: Site | None, args: Any, kwargs: Any, *, left_alone: bool = False
     ) -> Any:
-        if self._muted:
+        if self._muted or call.op.name == "_set_grad_enabled":  # calls carry the grad mode that they ran in
             return func(*args, **kwargs)
         tensors = list(tensors_in_tree((args, kwargs)))
-        self._refuse_autocast(tensors)
+        refuse_modes(tensors)
+        self._keep_constants(tensors)
+        self._follow_random_state()
         states = self._freeze_generators(args, kwargs)
+        announced = list(written_arguments(call, args, kwargs))
+        for tensor in announced:
+            self._memory.save(tensor)
+        for tensor in (*announced, *made_to_require_grad(call, args)):
+            self._memory.mark_written(tensor)
         before = [_version(tensor) for tensor in tensors]
         inputs = tuple(meta_of(tensor) for tensor in tensors)
         result = func(*args, **kwargs)
-        written = [t for t, version in zip(tensors, before, strict=True) if _version(t) != version]
+        self._random.note()
+        written = self._written(tensors, before, announced)
         if not written and call.op.name not in EFFECTS and next(tensors_in_tree(result), None) is None:
             return result  # a query: its answer is a constant of the recording
         target, arguments = target_of(func, call, args)
         node = self._emit(target, arguments, kwargs, states)
-        node.meta.update(op=call.op.name, inputs=inputs, left_alone=left_alone)
+        node.meta.update(op=call.op.name, inputs=inputs, left_alone=left_alone, writes=bool(announced))
         node.meta["constants"] = tuple(scalars_in((args, kwargs)))
-        node.meta["call"] = self.calls.get(self.frames[-1].module, 0)
         self._note(node, result, tensors, written)
         floats = any(meta.is_floating for meta in (*inputs, *node.meta["outputs"]))
         node.meta["site"] = site if floats else None  # integers have no format to choose
         return result
 
-    def _opaque(self, function: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    def opaque(self, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record `function(*args, **kwargs)` as one call, whatever runs inside it."""
         if self._muted:
             return function(*args, **kwargs)
-        tensors = list(tensors_in_tree((args, kwargs)))
+        cells = cells_of((function, *args), self._functions)
+        tensors = list(tensors_in_tree((args, kwargs, cells)))
+        self._keep_constants(tensors)
+        self._follow_random_state()
+        before = [_version(tensor) for tensor in tensors]
         inputs = tuple(meta_of(tensor) for tensor in tensors)
         self._muted += 1
         try:
             result = function(*args, **kwargs)
         finally:
             self._muted -= 1
-        node = self._emit(operator.call, (function, *args), kwargs, {})
+        self._random.note()
+        around = (call_with_cells, *zip(*cells, strict=True)) if cells else ()
+        node = self._emit(operator.call, (*around, function, *args), kwargs, {})
         node.meta.update(op=name, site=None, inputs=inputs, left_alone=True, constants=())
-        node.meta["call"] = self.calls.get(self.frames[-1].module, 0)
-        self._note(node, result, tensors, [])
+        self._note(node, result, tensors, self._written(tensors, before, []))
+        if type(result) is tuple:  # vjp returns a function too
+            return tuple(self._returned(part, node, index) for index, part in enumerate(result))
         return result
 
+    def _returned(self, part: Any, node: fx.Node, index: int) -> Any:
+        """Return a part of the result of the opaque call `node`; a function so that its calls are opaque as well."""
+        if not isinstance(part, types.FunctionType):
+            return part
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return self.opaque(part, f"{node.meta['op']}_function", args, kwargs)
+
+        item = self.graph.call_function(operator.getitem, (node, index))
+        item.meta.update(kind="op", op="getitem", outputs=(), inputs=(), source=node.meta["source"])
+        item.meta["call"] = node.meta["call"]
+        self._functions[part] = self._functions[run] = item
+        return run
+
     def _emit(self, target: Any, args: Any, kwargs: Any, states: dict[int, fx.Node]) -> fx.Node:
+        self._follow_grad_mode(enabled=torch.is_grad_enabled())
         arguments = tuple(self._argument(a, states) for a in args)
         keywords = {k: self._argument(v, states) for k, v in kwargs.items()}
         if not is_importable(target):
             target, arguments = operator.call, (self._attribute(target), *arguments)
         return self.graph.call_function(target, arguments, keywords)
 
+    def _follow_grad_mode(self, *, enabled: bool) -> None:
+        """Have the graph switch autograd on or off here, if it is not as it should be: `no_grad`, `inference_mode`."""
+        if enabled != self._grad_enabled:
+            self._effect(torch._C._set_grad_enabled, (enabled,))
+            self._grad_enabled = enabled
+
+    def _follow_random_state(self) -> None:
+        """Have the graph set the default random generators here, if the step did so since the last call."""
+        for set_state, (state, *where) in self._random.set_since():
+            self._effect(set_state, (self._attribute(state), *where))
+
+    def _effect(self, function: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        node = self.graph.call_function(function, args)
+        node.meta.update(kind="op", op=function.__name__, source="", outputs=(), inputs=(), call=0)
+        return node
+
     def _note(self, node: fx.Node, result: Any, read: list[torch.Tensor], written: list[torch.Tensor]) -> None:
         """Attach what is known of a recorded call and make its results the values of their tensors."""
         node.meta.update(kind="op", source=source_line())
-        node.meta["module"] = self.frames[-1].module
+        node.meta["module"] = module = self.frames[-1].module
+        node.meta["call"] = self.calls.get(module, 0)
         node.meta["order"] = self._order = self._order + 1
-        node.meta["after"] = [w for t in read if (w := self._writer_of(t)) is not None and self._is_older(t, w)]
+        node.meta["after"] = [w for t in read if (w := self._writers.before(t, self._values.get(t))) is not None]
         for tensor in written:
-            self._mark_written(tensor, node)
+            self._writers.note(tensor, node)
         outputs = list(tensors_in_tree(result))
         node.meta["outputs"] = tuple(meta_of(tensor) for tensor in outputs or written)
         if self._digests:
@@ -203,7 +225,9 @@ class Recorder(SiteMode):
         if isinstance(value, torch.Tensor):
             return self._node_of(value)
         if isinstance(value, torch.Generator):
-            return states[id(value)]
+            return states.get(id(value))
+        if isinstance(value, types.FunctionType) and value in self._functions:
+            return self._functions[value]
         if type(value) is torch.Size:
             return tuple(value)
         if type(value) in (tuple, list):
@@ -224,19 +248,27 @@ class Recorder(SiteMode):
             node = self.graph.get_attr(name)
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             node.meta.update(kind=kind, target=name)
+        elif tensor.grad_fn is not None:
+            raise unseen(tensor)
         else:
-            fixed = tensor if tensor.requires_grad else tensor.detach().clone()
-            node = self._attribute(fixed)
+            node = self._attribute(self._memory.constant(tensor))
             if self._digests:
                 node.meta["digest"] = (digest(tensor),)
+            self._memory.hold(str(node.target), tensor)
         node.meta["outputs"] = (meta_of(tensor),)
         self._values[tensor] = node
         return node
 
+    def _keep_constants(self, tensors: list[torch.Tensor]) -> None:
+        """Keep the values of tensors from outside the model before the call that reads them may write to them."""
+        for tensor in tensors:
+            if tensor not in self._values and tensor not in self._names and tensor.grad_fn is None:
+                self._node_of(tensor)
+
     def _attribute(self, value: Any) -> fx.Node:
         """Return a get_attr node for a value that only an attribute can hold."""
         name = f"_constant_{len(self.attributes)}"
-        self.attributes[name] = value
+        self.attributes[name] = value.copy() if isinstance(value, np.ndarray) else value
         node = self.graph.create_node("get_attr", name)
         node.meta.update(kind="constant", target=name)
         return node
@@ -245,42 +277,21 @@ class Recorder(SiteMode):
         """Write down in which state each random generator among the arguments is before the call draws from it."""
         states: dict[int, fx.Node] = {}
         for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Generator):
+            if isinstance(value, torch.Generator) and not is_default(value):
                 state = self._attribute(value.get_state())
-                states[id(value)] = self.graph.call_function(generator_at, (value.device, state))
-                states[id(value)].meta.update(kind="op", op="generator_at", source="", outputs=(), inputs=(), call=0)
+                states[id(value)] = self._effect(generator_at, (value.device, state))
         return states
 
-    # Memory that is written to
-
-    def _writer_of(self, tensor: torch.Tensor) -> fx.Node | None:
-        """Return the last call that wrote to memory that `tensor` shares."""
-        if not self._writers or tensor.layout != torch.strided:
-            return None
-        reference, writer = self._writers.get(tensor.untyped_storage()._cdata, (None, None))
-        return writer if reference is not None and not reference.expired() else None
-
-    def _is_older(self, tensor: torch.Tensor, writer: fx.Node) -> bool:
-        """Return whether `tensor` was there before `writer` ran, so that only memory tells that it was changed."""
-        holder = self._values.get(tensor)
-        return holder is not writer and (holder is None or holder.meta.get("order", 0) < writer.meta["order"])
-
-    def _mark_written(self, tensor: torch.Tensor, node: fx.Node) -> None:
-        if tensor.layout == torch.strided:
-            storage = tensor.untyped_storage()
-            weak = StorageWeakRef(storage)
-            self._writers[storage._cdata] = (weak, node)
-        holder = self._values.get(tensor)
-        if holder is not None and holder.op == "get_attr":
-            self.written.add(str(holder.target))
-
-    def _refuse_autocast(self, tensors: list[torch.Tensor]) -> None:
-        device = tensors[0].device.type if tensors else "cpu"
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            raise CaptureError(
-                f"recording: {source_line()} runs under torch.autocast, so its FP32 run is not FP32; "
-                "remove autocast from the workload's model and loss: choosing the formats is autoprec's job"
-            )
+    def _written(
+        self, tensors: list[torch.Tensor], before: list[int], announced: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Return those of `tensors` that a call wrote to; tensors of the inference mode do not tell afterwards."""
+        written = [t for t, version in zip(tensors, before, strict=True) if _version(t) != version]
+        written += [tensor for tensor in announced if tensor.is_inference()]
+        for tensor in written:
+            if not self._memory.mark_written(tensor):
+                raise unsaved_write()
+        return written
 
 
 def _version(tensor: torch.Tensor) -> int:

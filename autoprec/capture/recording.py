@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
+from autoprec.capture.memory import Copies, Memory, fresh, named_tensors
 from autoprec.capture.op_graph import op_graph_of
+from autoprec.capture.opaque import opaque_calls
 from autoprec.capture.recorder import Recorder
+from autoprec.errors import WorkloadError
 from autoprec.graph.opgraph import OpGraph
 from autoprec.runtime.forwards import replace_forward, restore_forward
 from autoprec.workload import Workload, load_batches
@@ -26,8 +31,9 @@ _STEP_STREAM = MODEL_STREAM + 1  # that of the first step of a training run
 class Recording:
     """One forward and loss of a workload, in FP32, as an executable graph.
 
-    `graph_module(*inputs)` returns the loss; its parameters and buffers are `model`'s. `op_graph` describes the same
-    nodes as plain values. `loss` is the loss that was recorded.
+    `graph_module(*inputs)` returns the loss; its parameters and buffers are `model`'s, and it writes to them and to
+    its inputs and constants as the step does. `op_graph` describes the same nodes as plain values. `loss` is the loss
+    that was recorded. `written` names the inputs and attributes of `graph_module` that the step writes to.
     """
 
     graph_module: fx.GraphModule
@@ -38,36 +44,62 @@ class Recording:
     seed: int
     device: str
     digests: Mapping[str, tuple[int, ...]]
-    initial: Mapping[str, torch.Tensor]
+    written: frozenset[str]
 
     def replay(self, visit: Callable[[fx.Node, Any], None] | None = None) -> torch.Tensor:
-        """Run the graph once more from the recorded state and return its loss, with its autograd graph.
+        """Run the graph once more and return its loss, with its autograd graph, under `no_grad` too.
 
-        `visit(node, value)` is called after each node. Buffers that the step writes to are as they were afterwards.
+        `visit(node, value)` is called after each node. What the step writes to is copied: model and inputs stay as
+        they are.
         """
-        self._restore()
-        try:
-            with seeded(self.seed, _STEP_STREAM, self.device):
-                loss: torch.Tensor = _Visitor(self.graph_module, visit).run(*self.inputs)
-        finally:
-            self._restore()
-        return loss
+        return _Visitor(self, visit).loss()
 
     @property
     def replay_matches(self) -> bool:
         """Return whether a replay gives the recorded loss bit for bit."""
         return same_loss(self.replay().item(), self.loss)
 
-    def _restore(self) -> None:
-        """Give constants and buffers that the step writes to their recorded values again."""
-        for name, value in self.initial.items():
-            owner, _, attribute = name.rpartition(".")
-            _overwrite(getattr(self.graph_module.get_submodule(owner), attribute), value)
+
+class Replay(fx.Interpreter):
+    """One run of a recorded step under its seed, on copies of what it writes to."""
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__(recording.graph_module)
+        self._recording = recording
+        self._copies: Copies = {}
+
+    def loss(self) -> torch.Tensor:
+        """Return the loss, with its autograd graph."""
+        recording = self._recording
+        flags = [(parameter, parameter.requires_grad) for parameter in recording.model.parameters()]
+        with (
+            seeded(recording.seed, _STEP_STREAM, recording.device),
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+        ):
+            try:
+                loss: torch.Tensor = self.run(*recording.inputs)
+            finally:
+                for parameter, requires_grad in flags:
+                    parameter.requires_grad_(requires_grad)
+        return loss
+
+    def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Return an input of the step."""
+        return self._unwritten(target, super().placeholder(target, args, kwargs))
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """Return a parameter, buffer or constant."""
+        return self._unwritten(target, super().get_attr(target, args, kwargs))
+
+    def _unwritten(self, name: str, value: Any) -> Any:
+        is_written = name in self._recording.written or isinstance(value, np.ndarray)
+        return fresh(value, self._copies) if is_written else value
 
 
-class _Visitor(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule, visit: Callable[[fx.Node, Any], None] | None) -> None:
-        super().__init__(module)
+class _Visitor(Replay):
+    def __init__(self, recording: Recording, visit: Callable[[fx.Node, Any], None] | None) -> None:
+        super().__init__(recording)
         self._visit = visit
 
     def run_node(self, n: fx.Node) -> Any:
@@ -87,76 +119,75 @@ def record(workload: Workload, *, device: str = "cpu", seed: int = 0, digests: b
     """
     with seeded(seed, MODEL_STREAM, device):
         model = workload.model().to(device)
+    _refuse_uninitialized(model)
     (batch,) = load_batches(workload, 1, device)
-    state = {name: tensor.detach().clone() for name, tensor in model.named_buffers()}
-    recorder = Recorder(_named_tensors(model), digests=digests)
-    inputs = tuple(tensors_of(batch))
+    inputs = tuple(dict.fromkeys(tensors_of(batch)))
+    memory = Memory(model, inputs)
+    try:
+        with seeded(seed, _STEP_STREAM, device):
+            recorder = Recorder(memory, device, digests=digests)
+            loss = _run(recorder, workload, model, batch, inputs)
+        recorder.finish(loss)
+        return _recording(recorder, memory, model, inputs, loss=loss.item(), seed=seed, device=device)
+    finally:
+        memory.restore()
+
+
+def _run(
+    recorder: Recorder, workload: Workload, model: nn.Module, batch: Any, inputs: tuple[torch.Tensor, ...]
+) -> torch.Tensor:
+    """Return the loss of the step, run under `recorder`; code that is compiled runs as it is written."""
     for tensor in inputs:
         recorder.add_input(tensor)
     with ExitStack() as stack:
         for path, module in model.named_modules():
-            replace_forward(module, partial(_in_frame, recorder, path))
-            stack.callback(restore_forward, module)
-        stack.enter_context(seeded(seed, _STEP_STREAM, device))
-        stack.enter_context(recorder.watching_functions())
+            if not isinstance(module, torch.jit.ScriptModule):  # its forward cannot be replaced
+                replace_forward(module, partial(_in_frame, recorder, path))
+                stack.callback(restore_forward, module)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(opaque_calls(recorder.opaque))
         stack.enter_context(recorder)
-        loss = check_loss(workload.loss(model, batch))
-    recorder.finish(loss)
-    recorder.written |= _restore_buffers(model, state)
-    return _recording(recorder, model, inputs, loss=loss.item(), seed=seed, device=device)
+        return check_loss(workload.loss(model, batch))
 
 
 def _recording(
-    recorder: Recorder, model: nn.Module, inputs: tuple[torch.Tensor, ...], *, loss: float, seed: int, device: str
+    recorder: Recorder,
+    memory: Memory,
+    model: nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    *,
+    loss: float,
+    seed: int,
+    device: str,
 ) -> Recording:
     root = nn.Module()
-    targets = {str(node.target) for node in recorder.graph.nodes if node.op == "get_attr"}
-    named = _named_tensors(model)
-    attributes = {name: named[name] if name in named else recorder.attributes[name] for name in targets}
-    for name, value in attributes.items():
-        _set_attribute(root, name, value)
-    graph_module = fx.GraphModule(root, recorder.graph, class_name="RecordedStep")
-    unique = dict.fromkeys(inputs)
+    for name in {str(node.target) for node in recorder.graph.nodes if node.op == "get_attr"}:
+        _set_attribute(root, name, memory.named[name] if name in memory.named else recorder.attributes[name])
     return Recording(
-        graph_module=graph_module,
+        graph_module=fx.GraphModule(root, recorder.graph, class_name="RecordedStep"),
         op_graph=op_graph_of(recorder.graph, model),
         model=model,
-        inputs=tuple(unique),
+        inputs=inputs,
         loss=loss,
         seed=seed,
         device=device,
         digests={n.name: n.meta["digest"] for n in recorder.graph.nodes if "digest" in n.meta},
-        initial={name: attributes[name].detach().clone() for name in sorted(recorder.written & targets)},
+        written=memory.written(),
     )
 
 
-def _restore_buffers(model: nn.Module, state: Mapping[str, torch.Tensor]) -> set[str]:
-    """Give the buffers of `model` their values in `state` again; return the names of those that had others.
-
-    Fused kernels write to running statistics behind autograd's back, so version counters do not tell.
-    """
-    changed = set()
-    for name, tensor in model.named_buffers():
-        if name in state and state[name].shape == tensor.shape and not torch.equal(state[name], tensor):
-            _overwrite(tensor, state[name])
-            changed.add(name)
-    return changed
-
-
-def _overwrite(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Write `value` behind autograd's back: a loss that is still to be differentiated holds on to the tensor."""
-    tensor.data.copy_(value)
+def _refuse_uninitialized(model: nn.Module) -> None:
+    names = [name for name, tensor in named_tensors(model).items() if is_lazy(tensor)]
+    if names:
+        raise WorkloadError(
+            f"model() returned a model with {len(names)} uninitialized parameters or buffers, such as {names[0]!r}; "
+            "lazy modules get their shapes from a first batch: run one through the model in model()"
+        )
 
 
 def _in_frame(recorder: Recorder, path: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with recorder.frame(path):
         return original(*args, **kwargs)
-
-
-def _named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return all parameters and buffers by qualified name; a tied tensor has each of its names."""
-    parameters = model.named_parameters(remove_duplicate=False)
-    return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
 
 
 def _set_attribute(root: nn.Module, name: str, value: Any) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import fx
 
 from autoprec.capture.facts import digest, tensors_in_tree
@@ -63,8 +62,7 @@ def _first_difference_in_replay(recording: Recording) -> OpNode | None:
             if found and found != recording.digests[node.name]:
                 differing.append(node.name)
 
-    with torch.no_grad():
-        recording.replay(compare)
+    recording.replay(compare)
     return recording.op_graph[differing[0]] if differing else None
 
 

@@ -45,7 +45,8 @@ class OpNode:
 
     `site` is None unless `kind` is `op` and the op computes; `call` counts the calls of its module (0 for the first).
     `target` is the qualified name of a parameter, buffer or constant. `source` is `file:line` of the user's code.
-    `left_alone` marks a call that no policy may cast: it ran under `no_grad` inside a module that needs gradients.
+    No policy casts a call that is `left_alone`, since it ran under `no_grad` inside a module that needs gradients or is
+    opaque, nor one that `writes` to an argument, since it computes in that argument's dtype.
     """
 
     name: str
@@ -59,6 +60,12 @@ class OpNode:
     constants: tuple[float, ...] = ()
     source: str = ""
     left_alone: bool = False
+    writes: bool = False
+
+    @property
+    def is_castable(self) -> bool:
+        """Return whether a policy may cast the arguments of this call."""
+        return not self.left_alone and not self.writes
 
 
 @dataclass(frozen=True)

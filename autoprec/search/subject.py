@@ -91,4 +91,6 @@ def catalog_of(
 def lowerable_sites(op_graph: OpGraph) -> frozenset[Site]:
     """Return the sites that compute floating-point values and that a policy may cast."""
     classed = numerics_classes(op_graph)
-    return frozenset(node.site for node in op_graph.calls() if node.site is not None and node.name in classed)
+    return frozenset(
+        node.site for node in op_graph.calls() if node.site is not None and node.is_castable and node.name in classed
+    )

@@ -65,6 +65,12 @@ def test_a_call_that_is_left_alone_is_free_and_contaminates_nothing() -> None:
     assert marks[0].reasons[0].code is ReasonCode.LEFT_ALONE
 
 
+def test_a_call_that_writes_to_an_argument_is_free_and_passes_a_spread_on() -> None:
+    marks = static_marks(chain(node("a", "exp"), node("b", "relu", writes=True), node("c", "mul")), ("fp16",), "cpu")
+    assert [mark.verdict for mark in marks] == ["prefer", "free", "prefer"]
+    assert "computes in that argument's format" in marks[1].reasons[0].detail
+
+
 def test_a_site_of_several_calls_takes_the_strongest_verdict() -> None:
     op_graph = chain(node("a", "mul"), node("b", "exp"), node("c", "mul", call=1))
     assert verdicts(op_graph) == {":mul#0": "prefer", ":exp#0": "prefer"}

@@ -176,6 +176,41 @@ def test_the_graph_module_is_executable_by_itself() -> None:
     assert recording.graph_module(*recording.inputs).item() == recording.loss
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_a_replay_has_gradients_under_every_mode_and_leaves_it(mode: Callable[[], Any]) -> None:
+    recording = recorded("no_grad")
+    with mode():
+        before = (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+        loss = recording.replay()
+        assert (torch.is_grad_enabled(), torch.is_inference_mode_enabled()) == before
+    assert gradients(loss, recording.model).keys() == {"one.weight", "one.bias"}
+
+
+def test_a_replay_that_stops_in_no_grad_code_leaves_the_grad_mode() -> None:
+    recording = recorded("no_grad")
+
+    def stop(node: torch.fx.Node, value: Any) -> None:
+        if not torch.is_grad_enabled():
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        recording.replay(stop)
+    assert torch.is_grad_enabled()
+
+
+def test_a_step_that_ends_in_no_grad_code_leaves_the_grad_mode() -> None:
+    def loss(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        value: torch.Tensor = m(x).sum()
+        with torch.no_grad():
+            value.exp()
+        return value
+
+    task = workload(CONSTRUCTS["dropout"])
+    recording = record(Workload(model=task.model, batches=task.batches, loss=loss))
+    recording.graph_module(*recording.inputs)
+    assert torch.is_grad_enabled()
+
+
 def test_sites_count_per_call_of_a_module() -> None:
     recording = recorded("shared module")
     calls = recording.op_graph.calls_of(recording.op_graph.sites()[0])
@@ -262,6 +297,15 @@ def test_tied_weights_have_one_node() -> None:
     recording = record(task)
     assert recording.replay_matches
     assert [n.target for n in recording.op_graph if n.kind == "parameter"] == ["embed.weight"]
+
+
+def test_what_only_queries_read_has_no_node() -> None:
+    def run(m: Body, x: torch.Tensor) -> torch.Tensor:
+        assert m.offset.shape == m.plain.shape
+        y: torch.Tensor = m.one(x)
+        return y
+
+    assert {node.kind for node in record(workload(run)).op_graph} == {"input", "parameter", "op", "output"}
 
 
 def test_the_fingerprint_tells_architectures_apart_and_nothing_else() -> None:
