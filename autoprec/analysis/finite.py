@@ -1,5 +1,6 @@
 """Where a number that is not finite comes from: the first op that made one out of finite ones."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autoprec.capture import Recording
+from autoprec.workload.batches import tensors_of
 
 _NAN, _INF = "nan", "inf"
 
@@ -19,9 +21,11 @@ class Origin:
     what: str
     made: str
     source: str
+    cause: str = ""
 
     def __str__(self) -> str:
-        return f"{self.what} gives {self.made}" + (f" ({self.source})" if self.source else "")
+        place = f" ({self.source})" if self.source else ""
+        return f"{self.what} gives {self.made}{place}" + (f", out of the inf of {self.cause}" if self.cause else "")
 
 
 def first_non_finite(recording: Recording) -> Origin | None:
@@ -39,24 +43,32 @@ def first_non_finite(recording: Recording) -> Origin | None:
         if found:
             faults[node.name] = found
 
-    with torch.no_grad():
-        recording.replay(look)
+    recording.replay(look)
     at = next((node for node in nodes.values() if node.op == "output"), None)
     if at is None or at.name not in faults:
         return None
+    at = _followed(at, faults, faults[at.name])
+    origin = _origin(recording, at, faults[at.name])
+    behind = next((node for node in at.all_input_nodes if faults.get(node.name) == _INF), None)
+    if origin.made == _NAN and behind is not None:  # inf - inf, 0 * inf: say where the inf comes from
+        first = _origin(recording, _followed(behind, faults, _INF), _INF)
+        origin = replace(origin, cause=first.what + (f" ({first.source})" if first.source else ""))
+    return origin
+
+
+def _followed(node: fx.Node, faults: Mapping[str, str], fault: str) -> fx.Node:
+    """Return the first op, parameter or input that has `fault`, upstream of `node`."""
     while True:
-        fault = faults[at.name]
-        carriers = [node for node in at.all_input_nodes if faults.get(node.name) == fault]
+        carriers = [each for each in node.all_input_nodes if faults.get(each.name) == fault]
         if not carriers:
-            return _origin(recording, at, fault)
-        at = carriers[0]
+            return node
+        node = carriers[0]
 
 
 def with_state(recording: Recording, state: dict[str, torch.Tensor], batch: Any) -> Recording:
     """Return the recording with the model in `state` and the tensors of `batch` as inputs; shapes must be the same."""
     recording.model.load_state_dict(state)
-    leaves = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    return replace(recording, inputs=tuple(dict.fromkeys(leaves)))
+    return replace(recording, inputs=tuple(dict.fromkeys(tensors_of(batch))))
 
 
 def _fault(value: Any) -> str:

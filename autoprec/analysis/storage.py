@@ -12,6 +12,7 @@ from torch import nn
 
 from autoprec.numerics import format_named, round_scalar
 from autoprec.runtime.dtypes import torch_dtype
+from autoprec.workload.parts import build_optimizer
 
 # A parameter of which this fraction stays where it is does not learn.
 FROZEN_FRAC = 0.999
@@ -79,7 +80,7 @@ def storage_of(
 
     One optimizer step is taken on it and undone. Needs one more copy of the parameters while it runs.
     """
-    optimizer = make_optimizer(model.parameters())
+    optimizer = build_optimizer(make_optimizer, model)
     named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
     before = [parameter.detach().clone() for _, parameter in named]
     measured = _step(optimizer)

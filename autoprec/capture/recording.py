@@ -21,7 +21,7 @@ from autoprec.graph.opgraph import OpGraph
 from autoprec.runtime.forwards import replace_forward, restore_forward
 from autoprec.workload import Workload, load_batches
 from autoprec.workload.batches import tensors_of
-from autoprec.workload.loss import check_loss
+from autoprec.workload.parts import build_model, check_loss
 from autoprec.workload.seeding import MODEL_STREAM, seeded
 
 _STEP_STREAM = MODEL_STREAM + 1  # that of the first step of a training run
@@ -118,7 +118,7 @@ def record(workload: Workload, *, device: str = "cpu", seed: int = 0, digests: b
     cannot be recorded.
     """
     with seeded(seed, MODEL_STREAM, device):
-        model = workload.model().to(device)
+        model = build_model(workload, device)
     _refuse_uninitialized(model)
     (batch,) = load_batches(workload, 1, device)
     inputs = tuple(dict.fromkeys(tensors_of(batch)))

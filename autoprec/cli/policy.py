@@ -3,8 +3,10 @@
 Torch is loaded only where a workload is given: its sites are what the rules are held against.
 """
 
+import contextlib
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,10 +44,13 @@ def check(file: File, workload: Workload = None, *, device: Device = "cpu") -> N
     policy = _read(file, device)
     if workload is None:
         formats = ", ".join(dict.fromkeys(rule.format for rule in policy.rules))
-        typer.echo(f'{file}: policy "{policy.name}" is well formed: {len(policy.rules)} rules, formats {formats}')
+        rules = f"{len(policy.rules)} rule{'s' * (len(policy.rules) != 1)}"
+        typer.echo(f'{file}: policy "{policy.name}" is well formed: {rules}, formats {formats}')
         return
     from autoprec.policy import resolve
+    from autoprec.runtime.device import describe
 
+    describe(device).require({*policy.formats, policy.parameters.storage}, policy.name)
     resolved = resolve(policy, _sites(workload, device))
     _draw(_resolution_table(resolved))
     findings = _findings(file, resolved)
@@ -121,7 +126,8 @@ def _sites(workload: str, device: str) -> "tuple[Site, ...]":
     from autoprec.capture import record
     from autoprec.workload import load
 
-    return record(load(workload).workload, device=device).op_graph.sites()
+    with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+        return record(load(workload).workload, device=device).op_graph.sites()
 
 
 def _findings(file: str, resolved: "ResolvedPolicy") -> list[str]:

@@ -13,7 +13,7 @@ from autoprec.policy import Policy
 from autoprec.runtime import Precision, apply
 from autoprec.runtime.matmul_precision import restore, set_float32_matmul
 from autoprec.workload import Workload
-from autoprec.workload.loss import check_loss
+from autoprec.workload.parts import build_model, build_optimizer, check_loss
 from autoprec.workload.seeding import MODEL_STREAM, mixed, seeded
 
 _NUDGE_STREAM = 2**31
@@ -52,12 +52,12 @@ class Training:
         self._scope = ExitStack()
         self._updated: list[torch.Tensor | None] = []
         with seeded(seed, MODEL_STREAM, self.device):
-            model = workload.model().to(self.device)
+            model = build_model(workload, self.device)
         if nudge:
             _nudge(model, nudge, seed)
         self.model = model
         self.precision: Precision = _apply_without_leaking(model, policy, self.device)
-        self.optimizer = workload.optimizer(model.parameters())
+        self.optimizer = build_optimizer(workload.optimizer, model)
         self._hook = self.optimizer.register_step_post_hook(self._note_update)
 
     def __enter__(self) -> "Training":

@@ -1,7 +1,7 @@
 """What device there is, and which formats it multiplies in."""
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from autoprec.errors import DeviceError
+from autoprec.errors import DeviceError, FormatError
 from autoprec.numerics import FORMATS
 from autoprec.runtime import matmul_precision
 from autoprec.runtime.dtypes import DTYPES
@@ -35,6 +35,18 @@ class DeviceInfo:
     native_formats: tuple[str, ...]
     num_threads: int
     torch_version: str
+
+    def require(self, formats: Iterable[str], policy: str) -> None:
+        """Return if the device runs all of `formats`, those of the policy so named.
+
+        Raises: `FormatError` otherwise.
+        """
+        missing = sorted(set(formats) - set(self.formats))
+        if missing:
+            raise FormatError(
+                f'policy "{policy}" uses {", ".join(missing)}, which {self.name} does not run; '
+                f"it runs {', '.join(self.formats)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

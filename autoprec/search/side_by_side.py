@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import torch
 
-from autoprec.errors import FormatError
 from autoprec.measure import interleave, speedup
 from autoprec.policy import Policy, resolve
 from autoprec.records.run import TrialRecord
@@ -48,12 +47,7 @@ def check_fits(policy: Policy, subject: Subject) -> None:
 
     Raises: `FormatError` or `PolicyError`.
     """
-    missing = sorted(used_formats(policy) - set(subject.device.formats))
-    if missing:
-        raise FormatError(
-            f'policy "{policy.name}" uses {", ".join(missing)}, which {subject.device.name} does not run; '
-            f"it runs {', '.join(subject.device.formats)}"
-        )
+    subject.device.require(used_formats(policy), policy.name)
     resolve(policy, subject.op_graph.sites()).check_alive()
 
 

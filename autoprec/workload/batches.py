@@ -80,9 +80,12 @@ def _epoch(workload: Workload, seen: list[Any]) -> Iterator[Any]:
         raise WorkloadError(
             f"{where + ': ' if where else ''}batches() raised {type(error).__name__}: {error}"
         ) from error
+    if is_empty and len(seen) == 1:
+        raise WorkloadError("batches() returned an empty iterable; it must yield at least one batch")
     if is_empty:
         raise WorkloadError(
-            "batches() returned an empty iterable; it must yield at least one batch" if len(seen) == 1 else _USED_UP
+            "batches() yielded nothing when it was called again; it must yield the same batches every time it is "
+            "called: does it share an iterator, or a flag, between calls?"
         )
 
 

@@ -9,6 +9,8 @@ _LIBRARIES = tuple(
     {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 
+_RUNS_AN_OP = "func("  # how a torch function mode calls the function it stands before
+
 
 def origin(error: BaseException, file: Path | None = None) -> str:
     """Return `file:line` of the deepest frame in `file`, or else in code that is neither autoprec's nor a library's.
@@ -26,13 +28,20 @@ def origin(error: BaseException, file: Path | None = None) -> str:
 
 
 def is_users(error: BaseException) -> bool:
-    """Return whether the user's code raised, directly or inside a library it called."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    """Return whether the user's code raised: directly, in a library it called, or in an op that autoprec ran for it.
+
+    Recording and casting run the user's torch functions; what those raise passes through autoprec's frames first.
+    """
+    frames = list(reversed(traceback.extract_tb(error.__traceback__)))
+    runs_users_op = False
+    for frame in frames:
         path = Path(frame.filename)
         if _is_users(path):
             return True
         if path.resolve().is_relative_to(_AUTOPREC):
-            return False
+            runs_users_op = runs_users_op or _RUNS_AN_OP in (frame.line or "")
+            if not runs_users_op:
+                return False
     return False
 
 

@@ -78,3 +78,26 @@ def test_another_batch_is_looked_at() -> None:
     state = dict(step.model.state_dict())
     origin = first_non_finite(with_state(step, state, torch.full((4, 4), torch.inf)))
     assert origin is not None
+
+
+class Deep(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        with torch.no_grad():
+            self.first.weight.fill_(1.0)
+            self.second.weight.copy_(torch.tensor([1.0, -1.0, 1.0, -1.0]).expand(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(self.first(x))
+        return y
+
+
+def test_the_inf_that_a_nan_came_out_of_is_named_too() -> None:
+    step = recording(Deep)
+    origin = first_non_finite(with_state(step, dict(step.model.state_dict()), torch.full((4, 4), torch.inf)))
+    assert origin is not None
+    assert origin.what == "op second:linear#0"
+    assert "gives nan" in str(origin)
+    assert origin.cause.startswith("input batch_0")
+    assert str(origin).endswith("out of the inf of input batch_0")

@@ -174,7 +174,9 @@ def test_an_iterator_that_cannot_start_again_is_refused(count):
 
 def test_a_new_iterator_over_something_used_up_is_refused():
     used_up = numbers(2)()
-    with pytest.raises(WorkloadError, match="returned the same iterator again, which is used up"):
+    with pytest.raises(
+        WorkloadError, match="yielded nothing when it was called again; it must yield the same batches every time"
+    ):
         load_batches(workload(lambda: chain(used_up)), 2, "cpu")
 
 

@@ -4,8 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from autoprec.capture import record
 from autoprec.errors import PolicyError
 from autoprec.graph.site import Site
+from autoprec.runtime import apply
+from autoprec.workload import Workload
 from autoprec.workload.origin import is_users, origin
 
 HERE = Path(__file__)
@@ -27,6 +30,25 @@ def test_the_users_line_is_found_below_library_frames():
 
 def test_a_library_called_by_the_user_is_the_users():
     assert is_users(raised(lambda: json.loads("{")))
+
+
+class Broken(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(9, 4)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def test_an_op_that_fails_while_autoprec_runs_it_for_the_user_is_the_users():
+    task = Workload(model=Broken, batches=lambda: [torch.ones(2, 8)], loss=lambda m, x: m(x).sum())
+    error = raised(lambda: record(task))
+    assert is_users(error)
+    assert origin(error).split(":")[0].endswith("test_origin.py")
+    model = Broken()
+    apply(model, "autocast-bf16")
+    assert is_users(raised(lambda: model(torch.ones(2, 8))))
 
 
 def test_what_autoprec_raises_is_not_the_users():
