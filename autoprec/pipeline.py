@@ -64,10 +64,10 @@ def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
     loaded = load(options.workload)
     places = claim_places(loaded.name, options.out, options.run_dir, options.storage, options.study)
     with watch, run_lock(places.run_dir):
+        stored = stored_horizon(places.storage, places.study)  # a storage that cannot be used is told at once
         watch.stage("recording", budget_s=options.budget_s)
         subject = record_and_mark(loaded, device, options.space, options.seed)
         watch.stage("fp32")
-        stored = stored_horizon(places.storage, places.study)
         objective, prover = train_fp32(subject, horizon=stored, budget_s=options.budget_s)
         study = resume_or_start(subject, objective, places, watch)
         found = search_and_prove(study, objective, prover, subject, budget, watch)

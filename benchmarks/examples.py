@@ -1,7 +1,7 @@
-"""What `autoprec tune` finds on the examples: python benchmarks/examples.py [--budget 2m] [--json reports/examples.json].
+"""What `autoprec tune` finds on the examples: python benchmarks/examples.py [--json reports/examples.json].
 
-Each example is tuned in a fresh process and folder, and its JSON result kept whole: the verdict, the speed-up over strict
-fp32 and over the best baseline with its spread, the fidelity with its power, every baseline.
+Each example is tuned in a fresh process and folder, and its JSON result kept whole: the verdict, the speed-up over
+strict fp32 and over the best baseline with its spread, the fidelity with its power, every baseline.
 """
 
 import argparse

@@ -79,8 +79,9 @@ def _options(
 def _exit_code(stop: SystemExit) -> int:
     if isinstance(stop.__context__, BrokenPipeError):  # the reader of our stdout has gone
         return _BROKEN_PIPE
+    is_told = not isinstance(getattr(stop.__context__, "__cause__", None), KeyboardInterrupt)
     code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-    return _interrupted() if code == _INTERRUPTED else code
+    return code if code != _INTERRUPTED or is_told else _interrupted()
 
 
 def _interrupted() -> int:

@@ -26,8 +26,9 @@ def bench(
     from autoprec.pipeline import bench as run
     from autoprec.report.console import console
     from autoprec.report.progress import RichObserver
+    from autoprec.report.run_json import bench_json
     from autoprec.report.text import print_run
-    from autoprec.report.views import bench_json, run_view
+    from autoprec.report.views import run_view
 
     options = BenchOptions(workload=workload, policy=policy, run_dir=run_dir, horizon=steps, seed=seed, device=device)
     with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result

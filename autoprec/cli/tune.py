@@ -39,8 +39,9 @@ def tune(
     from autoprec.pipeline import tune as run
     from autoprec.report.console import console
     from autoprec.report.progress import RichObserver
+    from autoprec.report.run_json import result_json
     from autoprec.report.text import print_run
-    from autoprec.report.views import result_json, run_view
+    from autoprec.report.views import run_view
     from autoprec.search.duration import parse_duration
 
     options = TuneOptions(
@@ -55,12 +56,8 @@ def tune(
         study=study,
         device=device,
     )
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
-            record = run(options, RichObserver(console(stderr=True)))
-    except KeyboardInterrupt:
-        typer.echo("interrupted before fp32 was measured: no policy is written; the same command goes on", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+    with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+        record = run(options, RichObserver(console(stderr=True)))  # Ctrl-C before there is a best is told by `main`
     if as_json:
         typer.echo(json.dumps(result_json(record), indent=2, allow_nan=False))
     else:

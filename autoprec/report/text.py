@@ -1,6 +1,8 @@
 """The terminal summary: places a view with rich and computes nothing."""
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -8,17 +10,22 @@ from autoprec.report.views import RunView, TrialRow
 
 
 def print_run(view: RunView, console: Console) -> None:
-    """Print a run's summary."""
-    console.print(render_run(view))
+    """Print a run's summary; off a terminal without the spaces that fill lines up."""
+    if console.is_terminal:
+        console.print(render_run(view))
+        return
+    with console.capture() as capture:
+        console.print(render_run(view))
+    console.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)
 
 
 def render_run(view: RunView) -> RenderableType:
     """Return a run's summary as something rich prints."""
     parts: list[RenderableType] = [Text(view.headline, style="bold"), _pairs(view.facts)]
     if view.baselines:
-        parts += [Text("\nBaselines"), _trials(view.baselines)]
+        parts += [Text(f"\n{view.baselines_title}"), *_trials(view.baselines)]
     if view.best:
-        parts += [Text("\nFastest of the search"), _trials(view.best)]
+        parts += [Text(f"\n{view.best_title}"), *_trials(view.best)]
     if view.kept_title:
         parts += [Text(f"\n{view.kept_title}")]
     if view.kept:
@@ -41,16 +48,24 @@ def _pairs(pairs: tuple[tuple[str, str], ...]) -> Table:
     return table
 
 
-def _trials(rows: tuple[TrialRow, ...]) -> Table:
-    table = Table(box=None, pad_edge=True, header_style="dim")
-    for heading in ("policy", "step", "speed-up vs fp32", "fidelity", "memory"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("note", overflow="fold")
-    for row in rows:
-        style = "bold" if row.is_written else ""
-        cells = (row.name, row.step, row.speedup, row.fidelity, row.memory, row.note)
-        table.add_row(*(Text(cell, style=style) for cell in cells))
-    return table
+def _trials(rows: tuple[TrialRow, ...]) -> list[RenderableType]:
+    """Return a line for the headings and for each row, and below a row its note.
+
+    No rich table: it would give notes a column, or cut numbers to make room. A line too long for a terminal wraps.
+    """
+    table = [("policy", "speed-up vs fp32", "step", "lost", "memory")]
+    table += [(row.name, row.speedup, row.step, row.steps_lost, row.memory) for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    headings, *lines = (
+        "  ".join(set_cell_size(cell, width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+        for cells in table
+    )
+    parts: list[RenderableType] = [Text(f" {headings}", style="dim")]
+    for row, line in zip(rows, lines, strict=True):
+        parts.append(Text(f" {line}", style="bold" if row.is_written else ""))
+        if row.note:
+            parts.append(Padding(Text(row.note, style="dim", overflow="fold"), (0, 0, 0, 4)))
+    return parts
 
 
 def _kept(view: RunView) -> Table:

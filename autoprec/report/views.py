@@ -2,10 +2,11 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from autoprec.records.run import FidelityRecord, Interval, RunRecord, TrialRecord
+from autoprec.records.run import ChosenRecord, FidelityRecord, Interval, RunRecord, TrialRecord
+from autoprec.search.decide import faithful_baselines, speedup_of
 
 _ENDED_EARLY = {"pruned": "ended early", "failed": "failed"}
 _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
@@ -13,12 +14,12 @@ _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRow:
-    """One line of a table of trials. `is_written` marks the policy that was written."""
+    """One line of a table of trials, and a note. `is_written` marks the policy that was written."""
 
     name: str
-    step: str
     speedup: str
-    fidelity: str
+    step: str
+    steps_lost: str
     memory: str
     note: str
     is_written: bool
@@ -39,7 +40,9 @@ class RunView:
 
     headline: str
     facts: tuple[tuple[str, str], ...]
+    baselines_title: str
     baselines: tuple[TrialRow, ...]
+    best_title: str
     best: tuple[TrialRow, ...]
     kept_title: str
     kept: tuple[KeptRow, ...]
@@ -50,12 +53,14 @@ class RunView:
 
 def run_view(record: RunRecord) -> RunView:
     """Return the view of a `tune` or `bench` run."""
-    others = sorted((t for t in record.trials if t.kind != "baseline" and t.state != "duplicate"), key=_fastest_first)
+    others = sorted((trial for trial in measured_trials(record) if trial.kind != "baseline"), key=_fastest_first)[:5]
     return RunView(
         headline=headline(record),
         facts=_facts(record),
+        baselines_title=_baselines_title(record),
         baselines=tuple(_trial_row(trial, record) for trial in record.baselines),
-        best=tuple(_trial_row(trial, record) for trial in others[:5]),
+        best_title=_best_title(record, others),
+        best=tuple(_trial_row(trial, record) for trial in others),
         kept_title=_kept_title(record),
         kept=_kept(record),
         proof=_proof(record),
@@ -70,25 +75,37 @@ def run_view(record: RunRecord) -> RunView:
 
 def headline(record: RunRecord) -> str:
     """Return the outcome of a run in one sentence."""
-    chosen, count = record.chosen, len(record.trials)
+    chosen = record.chosen
     if chosen is None:
-        return f"{record.workload}: {count} policies measured on {record.device.name}"
+        return f"{record.workload}: {_num_measured(record)} measured on {record.device.name}"
     state = "" if chosen.verified else ", not verified: the run was interrupted" * record.interrupted
+    rival = _rival(record, chosen)
     if record.verdict == "improved":
         return (
             f"{chosen.name} trains {_times(chosen.speedup_vs_fp32)} as fast as fp32 and "
-            f"{_times(chosen.speedup_vs_best_baseline)} as fast as {chosen.best_baseline}, the best baseline{state}"
+            f"{_times(chosen.speedup_vs_best_baseline)} as fast as {chosen.best_baseline}, the best baseline"
+            f"{f' (that of {rival.name} is within its spread)' if rival else ''}{state}"
         )
+    if rival is not None:
+        written = f"{'the simpler ' if chosen.trial < rival.number else ''}{chosen.name}"
+        return f"{chosen.name} cannot be told from {rival.name} beyond the spread; {written} is written{state}"
     if record.verdict == "tie":
         return f"nothing is faster than {chosen.best_baseline} beyond the spread; the policy is {chosen.name}{state}"
     return f"nothing beats {chosen.best_baseline}, the best baseline; the policy is {chosen.name}{state}"
+
+
+def _rival(record: RunRecord, chosen: ChosenRecord) -> TrialRecord | None:
+    """Return the baseline that is nominally faster than the best one, but not beyond its spread; mostly None."""
+    failed = {check.name for check in record.verification if not check.passed}
+    ranked = faithful_baselines([trial for trial in record.trials if trial.name not in failed])
+    return ranked[0] if ranked and ranked[0].name not in (chosen.best_baseline, chosen.name) else None
 
 
 def trial_line(trial: TrialRecord) -> str:
     """Return what a finished trial gave, in one line."""
     parts = [
         f"trial {trial.number} {trial.name}: {trial.state}",
-        "" if trial.speedup is None else f"{_times(trial.speedup)} fp32",
+        _speedup_text(trial),
         "" if trial.fidelity is None else _fidelity(trial.fidelity),
         trial.reason,
     ]
@@ -97,62 +114,10 @@ def trial_line(trial: TrialRecord) -> str:
 
 def best_line(trial: TrialRecord) -> str:
     """Return the best trial so far in a few words."""
-    return f"best: {trial.name} {_times(trial.speedup)} fp32"
+    return f"best: {trial.name} {_times(speedup_of(trial))} fp32"
 
 
-def result_json(record: RunRecord) -> dict[str, Any]:
-    """Return what `autoprec tune --json` prints."""
-    chosen = record.chosen
-    trial = next((each for each in record.trials if chosen is not None and each.number == chosen.trial), None)
-    versus = None if chosen is None else chosen.speedup_vs_best_baseline
-    return {
-        "schema_version": 1,
-        "policy": record.policy_file,
-        "record": record.record_file,
-        "name": None if chosen is None else chosen.name,
-        "verdict": record.verdict,
-        "verified": chosen is not None and chosen.verified,
-        "interrupted": record.interrupted,
-        "speedup_vs_fp32": None if chosen is None else _value(chosen.speedup_vs_fp32),
-        "speedup_vs_best_baseline": _value(versus),
-        "best_baseline": None if chosen is None else chosen.best_baseline,
-        "spread": None if versus is None else _finite(versus.spread),
-        "fidelity": _fidelity_json(_proven_fidelity(record, trial)),
-        "memory_bytes": None if trial is None or trial.memory is None else trial.memory.total_bytes,
-        "baselines": [trial_json(each) for each in record.baselines],
-        "num_trials": len(record.trials),
-        "wall_s": record.wall_s,
-    }
-
-
-def bench_json(record: RunRecord) -> dict[str, Any]:
-    """Return what `autoprec bench --json` prints."""
-    return {
-        "schema_version": 1,
-        "workload": record.workload,
-        "record": record.record_file,
-        "policy": next(trial_json(each) for each in record.trials if each.kind == "policy"),
-        "baselines": [trial_json(each) for each in record.baselines],
-        "wall_s": record.wall_s,
-    }
-
-
-def trial_json(trial: TrialRecord) -> dict[str, Any]:
-    """Return one trial as `--json` prints it."""
-    return {
-        "name": trial.name,
-        "state": trial.state,
-        "reason": trial.reason,
-        "step_s": trial.step_s,
-        "speedup": _value(trial.speedup),
-        "interval": None if trial.speedup is None else [_finite(trial.speedup.low), _finite(trial.speedup.high)],
-        "fidelity": _fidelity_json(trial.fidelity),
-        "memory_bytes": None if trial.memory is None else trial.memory.total_bytes,
-        "num_skipped": trial.num_skipped,
-    }
-
-
-def _proven_fidelity(record: RunRecord, trial: TrialRecord | None) -> FidelityRecord | None:
+def proven_fidelity(record: RunRecord, trial: TrialRecord | None) -> FidelityRecord | None:
     """Return the fidelity that counts for the written policy: the verification's if there is one."""
     for verification in record.verification:
         if record.chosen is not None and verification.name == record.chosen.name and verification.passed:
@@ -160,21 +125,9 @@ def _proven_fidelity(record: RunRecord, trial: TrialRecord | None) -> FidelityRe
     return None if trial is None else trial.fidelity
 
 
-def _fidelity_json(fidelity: FidelityRecord | None) -> dict[str, Any] | None:
-    if fidelity is None:
-        return None
-    fractions = ("steps_lost_frac", "upper_frac", "margin", "power_frac", "chaos_frac")
-    return {
-        "verdict": fidelity.verdict,
-        **{key: _finite(getattr(fidelity, key)) for key in fractions},
-        "horizon": fidelity.horizon,
-        "reason": fidelity.reason,
-    }
-
-
 def _facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
-    states = [trial.state for trial in record.trials if trial.state != "duplicate"]
-    measured = f"{_count(len(states), 'policy', 'policies')} in {_seconds(record.wall_s)}"
+    states = [trial.state for trial in measured_trials(record)]
+    measured = f"{_num_measured(record)} in {_seconds(record.wall_s)}"
     details = [f"{states.count(state)} {word}" for state, word in _ENDED_EARLY.items() if state in states]
     graph = record.graph
     return (
@@ -184,36 +137,66 @@ def _facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     )
 
 
+def measured_trials(record: RunRecord) -> tuple[TrialRecord, ...]:
+    """Return the trials that are policies of their own."""
+    return tuple(trial for trial in record.trials if trial.state != "duplicate")
+
+
+def _num_measured(record: RunRecord) -> str:
+    return _count(len(measured_trials(record)), "policy", "policies")
+
+
+def _baselines_title(record: RunRecord) -> str:
+    pace = _pace_s(record)
+    if pace is None:
+        return "Baselines"
+    return f"Baselines (step: at the pace of fp32 = {_seconds(pace)}; lost: steps of training)"
+
+
+def _best_title(record: RunRecord, others: Sequence[TrialRecord]) -> str:
+    if record.command == "bench":
+        return "Policy"
+    is_whole = all(trial.state == "complete" for trial in others)
+    return "Fastest of the search" if is_whole else "Other policies measured"
+
+
 def _trial_row(trial: TrialRecord, record: RunRecord) -> TrialRow:
     is_written = record.chosen is not None and record.chosen.trial == trial.number
+    speedup, pace, fidelity = speedup_of(trial), _pace_s(record), trial.fidelity
+    doubt = "" if fidelity is None or fidelity.passed else fidelity.verdict
+    notes = ("written" * is_written, trial.reason if doubt in trial.reason else f"{doubt} {trial.reason}".strip())
     return TrialRow(
         name=trial.name,
-        step=_step(trial, record),
-        speedup="-" if trial.speedup is None else _with_interval(trial.speedup),
-        fidelity="-" if trial.fidelity is None else _fidelity(trial.fidelity),
+        speedup="-" if speedup is None else _with_interval(speedup),
+        step="-" if speedup is None or pace is None else _seconds(pace / speedup.value),
+        steps_lost="-" if fidelity is None else _steps_lost(fidelity),
         memory="-" if trial.memory is None else _bytes(trial.memory.total_bytes),
-        note=" ".join(filter(None, ["written" * is_written, trial.reason, _skipped(trial)])),
+        note="; ".join(filter(None, [*notes, _skipped(trial)])),
         is_written=is_written,
     )
 
 
-def _step(trial: TrialRecord, record: RunRecord) -> str:
-    """Return a trial's step time at the pace the machine had over the whole run, so that steps and ratios agree.
+def _pace_s(record: RunRecord) -> float | None:
+    """Return the FP32 step time over the whole run; all step times are shown at this pace, so that ratios agree.
 
     A shared machine is slower in some minutes than in others; the ratio to FP32 within its rounds is what was measured.
     """
     paces = [each.reference_step_s for each in record.trials if each.reference_step_s is not None]
-    if trial.speedup is None or not paces:
-        return "-"
-    return _seconds(statistics.median(paces) / trial.speedup.value)
+    return statistics.median(paces) if paces else None
 
 
 def _kept_title(record: RunRecord) -> str:
+    """Return how many sites are in a low format, follow their inputs and stay FP32; they are all the sites."""
     chosen = record.chosen
     if chosen is None or chosen.num_sites == 0:
         return ""
-    low = f"{chosen.low_sites} of {chosen.num_sites} sites are assigned to a low format"
-    return f"{low}; kept in fp32:" if chosen.kept else low
+    rest = chosen.num_sites - chosen.low_sites
+    # Without a low format every site is FP32, and its rows are not listed. Globs of rows may overlap.
+    kept = rest if chosen.low_sites == 0 else min(sum(row.num_sites for row in chosen.kept), rest)
+    parts = [f"{chosen.low_sites} of {chosen.num_sites} sites are assigned to a low format"]
+    parts += [f"{rest - kept} {'follows its' if rest - kept == 1 else 'follow their'} inputs"] * (rest > kept)
+    parts += [f"{kept} kept in fp32"] * (kept > 0)
+    return f"{', '.join(parts)}{':' * bool(chosen.kept)}"
 
 
 def _kept(record: RunRecord) -> tuple[KeptRow, ...]:
@@ -232,7 +215,7 @@ def _proof(record: RunRecord) -> tuple[tuple[str, str], ...]:
             text += f"; {_with_interval(check.versus_baseline)} the best baseline, timed side by side"
         lines.append((f"verification of {check.name}", text))
     trial = next((t for t in record.trials if record.chosen is not None and t.number == record.chosen.trial), None)
-    fidelity = _proven_fidelity(record, trial)
+    fidelity = proven_fidelity(record, trial)
     if record.chosen is not None and record.chosen.name == "fp32":
         lines.append(("fidelity", "strict fp32 is the reference itself"))
     elif fidelity is not None and record.chosen is not None:
@@ -272,21 +255,20 @@ def _fastest_first(trial: TrialRecord) -> tuple[bool, float, int]:
     return (not trial.is_faithful, -trial.speedup.value if trial.speedup else 0.0, trial.number)
 
 
+def _speedup_text(trial: TrialRecord) -> str:
+    """Return a trial's speed-up in words; that of strict fp32 is 1, and its noise is what there is to see."""
+    speedup = speedup_of(trial)
+    if speedup is None:
+        return ""
+    return _with_interval(speedup) if trial.name == "fp32" else f"{_times(speedup)} fp32"
+
+
 def _skipped(trial: TrialRecord) -> str:
     return f"{_count(trial.num_skipped, 'step')} skipped by the loss scale" if trial.num_skipped else ""
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def _value(interval: Interval | None) -> float | None:
-    return None if interval is None else interval.value
-
-
-def _finite(value: float) -> float | None:
-    """Return None for what JSON has no word for."""
-    return value if math.isfinite(value) else None
 
 
 def _times(interval: Interval | None) -> str:
@@ -301,6 +283,10 @@ def _fidelity(fidelity: FidelityRecord) -> str:
     if not math.isfinite(fidelity.steps_lost_frac):
         return fidelity.verdict
     return f"{fidelity.verdict}, {_percent(fidelity.steps_lost_frac)} lost"
+
+
+def _steps_lost(fidelity: FidelityRecord) -> str:
+    return _percent(fidelity.steps_lost_frac) if math.isfinite(fidelity.steps_lost_frac) else "-"
 
 
 def _percent(fraction: float) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from autoprec.records.run import Interval, TrialRecord, Verdict, VerificationRecord
-from autoprec.search.decide import best_baseline, contenders, decide, ratio_of, simplest_of_the_best
+from autoprec.search.decide import best_baseline, contenders, decide, ratio_of
 
 Prove: TypeAlias = Callable[[TrialRecord], VerificationRecord]
 Versus: TypeAlias = Callable[[TrialRecord, TrialRecord], Interval]
@@ -45,10 +45,7 @@ class Choosing:
             if decide(timed) == "improved":
                 return Outcome(trial=contender, best=best, verdict="improved", versus=timed, verified=True)
             break
-        written = next(each for each in simplest_of_the_best(self._sound()) if self._is_proven(each, prove))
-        return Outcome(
-            trial=written, best=best, verdict=decide(timed), versus=versus_best(written, best), verified=True
-        )
+        return Outcome(trial=best, best=best, verdict=decide(timed), versus=versus_best(best, best), verified=True)
 
     def so_far(self) -> Outcome:
         """Return the outcome that the checks made so far allow: after an interruption nothing else is trained.
@@ -63,17 +60,16 @@ class Choosing:
                 return Outcome(
                     trial=contender, best=best, verdict="improved", versus=versus, verified=self._passed(contender.name)
                 )
-        written = simplest_of_the_best(sound)[0]
         return Outcome(
-            trial=written,
+            trial=best,
             best=best,
             verdict="baseline",
-            versus=versus_best(written, best),
-            verified=written.name == "fp32" or self._passed(written.name),
+            versus=versus_best(best, best),
+            verified=best.name == "fp32" or self._passed(best.name),
         )
 
     def _proven_best_baseline(self, prove: Prove) -> TrialRecord:
-        """Return the fastest baseline that passes; strict fp32 is the reference itself."""
+        """Return the best baseline that passes; strict fp32 is the reference itself."""
         while True:
             best = best_baseline(self._sound())
             if self._is_proven(best, prove):

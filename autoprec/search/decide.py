@@ -2,32 +2,35 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autoprec.records.run import Interval, TrialRecord, Verdict
 
 
+def speedup_of(trial: TrialRecord) -> Interval | None:
+    """Return the speed-up over FP32; that of strict fp32 is 1 by definition, in the interval that its noise has."""
+    if trial.speedup is None or (trial.kind, trial.name) != ("baseline", "fp32"):
+        return trial.speedup
+    value, low, high = trial.speedup.value, trial.speedup.low, trial.speedup.high
+    return Interval(value=1.0, low=low / value, high=high / value)
+
+
 def faithful_baselines(trials: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Return the faithful baselines, the fastest first; strict fp32 is always among them."""
-    baselines = [trial for trial in trials if trial.kind == "baseline" and trial.is_faithful and trial.speedup]
-    return tuple(sorted(baselines, key=_negative_speedup))
+    """Return the faithful baselines, the fastest by their point estimates first; strict fp32 is always among them."""
+    faithful = [trial for trial in trials if trial.kind == "baseline" and trial.is_faithful and trial.speedup]
+    return tuple(sorted((replace(each, speedup=speedup_of(each)) for each in faithful), key=_negative_speedup))
 
 
 def best_baseline(trials: Sequence[TrialRecord]) -> TrialRecord:
-    """Return the fastest faithful baseline by its point estimate."""
-    return faithful_baselines(trials)[0]
+    """Return the baseline that sets the bar and is written if nothing beats it.
 
-
-def simplest_of_the_best(trials: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Return the faithful baselines in the order in which they deserve to be written.
-
-    First those that cannot be told from the fastest one, whose interval reaches its point estimate, in the order they
-    were enqueued, which is from the simplest on; then the others, the fastest first.
+    It is the fastest by its point estimate of those that are faster than FP32 beyond their spread, of equal ones the
+    simplest; strict fp32 if there is none. One that is left out for its spread may be nominally faster, but its
+    interval reaches down to FP32, so the best one is not slower beyond the spread.
     """
     ranked = faithful_baselines(trials)
-    best = ranked[0]
-    equal = [trial for trial in ranked if _interval(trial).high >= _interval(best).value]
-    rest = [trial for trial in ranked if trial not in equal]
-    return (*sorted(equal, key=lambda trial: trial.number), *rest)
+    faster = [trial for trial in ranked if _interval(trial).low > 1 and trial.name != "fp32"]
+    return next(iter([*faster, *(trial for trial in ranked if trial.name == "fp32"), *ranked]))
 
 
 def contenders(trials: Sequence[TrialRecord], baseline: TrialRecord) -> tuple[TrialRecord, ...]:
@@ -63,8 +66,9 @@ def ratio_of(first: Interval, second: Interval) -> Interval:
 
 
 def _interval(trial: TrialRecord) -> Interval:
-    assert trial.speedup is not None
-    return trial.speedup
+    interval = speedup_of(trial)
+    assert interval is not None
+    return interval
 
 
 def _negative_speedup(trial: TrialRecord) -> tuple[float, int]:

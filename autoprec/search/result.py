@@ -93,7 +93,7 @@ def _kept(layout: Layout, why: Mapping[Site, str]) -> tuple[KeptRecord, ...]:
         own = group.sites & left
         left -= own
         reason = Counter(why[site] for site in sorted(own)).most_common(1)[0][0] if own else ""
-        rows.append(KeptRecord(sites=group.glob, num_sites=len(group.sites), why=reason))
+        rows.append(KeptRecord(sites=group.glob, num_sites=len(own), why=reason))
     return tuple(rows)
 
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
@@ -203,7 +204,7 @@ def open_study(
 def stored_horizon(storage: str, name: str) -> int | None:
     """Return the horizon of the study `name` if `storage` has it: a resumed run keeps it.
 
-    Raises: `StudyError` if the storage cannot be used.
+    Raises: `StudyError` if the storage cannot be used or written, or has a study of this name that is not ours.
     """
     check_sqlite(storage)
     path = sqlite_path(storage)
@@ -211,10 +212,26 @@ def stored_horizon(storage: str, name: str) -> int | None:
         return None
     with _storage_errors(storage):
         backend = optuna.storages.RDBStorage(storage, engine_kwargs=_engine_kwargs(storage))
+        if path is not None:
+            _check_not_locked(storage, path)
         if name not in optuna.get_all_study_names(backend):
             return None
-        horizon = optuna.load_study(study_name=name, storage=backend).user_attrs.get("horizon")
+        attrs = optuna.load_study(study_name=name, storage=backend).user_attrs
+    _check_identity(attrs, {}, storage, name)
+    horizon = attrs.get("horizon")
     return horizon if isinstance(horizon, int) else None
+
+
+def _check_not_locked(storage: str, path: Path) -> None:
+    """Return if a write could begin: readers get by a lock that would end a run at its first trial."""
+    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        raise StudyError(f"cannot use study {storage}: {error}; {advice(error)}") from error
+    finally:
+        connection.close()
 
 
 def _check_identity(stored: Mapping[str, Any], identity: Mapping[str, Any], storage: str, name: str) -> None:

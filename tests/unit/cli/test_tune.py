@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 import autoprec.pipeline
@@ -140,7 +141,7 @@ def test_an_interruption_before_any_result_says_so(
     assert main(["tune", "w.py"]) == 130
     out, err = capsys.readouterr()
     assert out == ""
-    assert "before fp32 was measured" in err
+    assert err.splitlines() == ["a note", "interrupted"]
 
 
 def test_bench_prints_the_policy_and_the_baselines(
@@ -180,6 +181,17 @@ def test_bad_input_is_refused_before_anything_is_measured(
     assert tune(*arguments) == 2
     assert message in capsys.readouterr().err
     assert not (folder / "policy.yaml").exists()
+
+
+@pytest.mark.parametrize("arguments", [("--storage", "foo"), ("--study", "theirs", "--storage", "sqlite:///x.db")])
+def test_a_study_that_cannot_be_used_is_refused_before_the_workload_is_recorded(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    optuna.create_study(storage="sqlite:///x.db", study_name="theirs")
+    monkeypatch.setattr("autoprec.pipeline.record_and_mark", None)
+    assert tune(*arguments) == 2
+    error = capsys.readouterr().err
+    assert 'cannot open study storage "foo"' in error or "not made by autoprec" in error
 
 
 def test_a_space_without_a_format_of_the_device_is_refused(

@@ -8,7 +8,7 @@ from rich.console import Console
 from autoprec.report.progress import RichObserver
 from autoprec.report.text import print_run
 from autoprec.report.views import run_view
-from tests.unit.records.samples import RUN
+from tests.unit.records.samples import MEMORY, RUN, trial
 
 
 def console(*, terminal: bool = False, width: int = 200) -> Console:
@@ -26,10 +26,34 @@ def test_everything_in_the_view_is_printed() -> None:
     print_run(view, place)
     text = printed(place)
     wanted = [view.headline, view.kept_title, *view.usage]
-    wanted += [cell for row in view.baselines for cell in (row.name, row.step, row.speedup, row.fidelity, row.memory)]
+    rows = (*view.baselines, *view.best)
+    wanted += [cell for row in rows for cell in (row.name, row.step, row.speedup, row.steps_lost, row.memory, row.note)]
+    wanted += [view.baselines_title, view.best_title]
     wanted += [cell for row in view.kept for cell in (row.sites, row.count, row.why)]
     wanted += [cell for pair in (*view.facts, *view.proof, *view.files) for cell in pair]
     assert [each for each in wanted if each not in text] == []
+
+
+def test_eighty_columns_hold_every_number_and_note() -> None:
+    slow = trial("matmul-and-conv-bf16-norms", 10.25, number=9, verdict="inconclusive")
+    assert slow.fidelity is not None
+    slow = replace(
+        slow,
+        reason="slower than the best trial beyond doubt",
+        num_skipped=0,
+        fidelity=replace(slow.fidelity, steps_lost_frac=-0.00123),
+        memory=replace(MEMORY, total_bytes=1234 * 2**20),
+    )
+    view = run_view(replace(RUN, trials=(*RUN.trials, slow)))
+    place = console(width=80)
+    print_run(view, place)
+    lines = printed(place).splitlines()
+    assert "…" not in printed(place)
+    assert [line for line in lines if line != line.rstrip() or len(line) > 80] == []
+    row = next(row for row in view.best if row.name == slow.name)
+    place_of = next(index for index, line in enumerate(lines) if slow.name in line)
+    assert all(cell in lines[place_of] for cell in (row.name, row.speedup, row.step, row.steps_lost, row.memory))
+    assert lines[place_of + 1] == f"    {row.note}"
 
 
 def test_brackets_in_names_are_printed_as_they_are() -> None:

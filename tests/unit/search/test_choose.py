@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-import pytest
-
 from autoprec.records.run import Interval, TrialRecord, VerificationRecord
 from autoprec.search.choose import Choosing, Outcome
 from tests.unit.records.samples import trial
@@ -86,12 +84,20 @@ def test_nothing_is_proven_twice() -> None:
     assert len(bench.proved) == len(set(bench.proved))
 
 
-def test_of_baselines_that_cannot_be_told_apart_the_simpler_is_written_with_its_honest_ratio() -> None:
-    near = trial("autocast-bf16", 1.01, kind="baseline", number=1, spread=0.05)
-    outcome = choose((trial("fp32", 1.0, kind="baseline", number=0, spread=0.05), near), Bench())
-    assert outcome.trial.name == "fp32"
-    assert outcome.versus.value == pytest.approx(1 / 1.01)
-    assert outcome.versus.low < 1 < outcome.versus.high
+def test_of_baselines_that_cannot_be_told_apart_fp32_is_written_as_fast_as_itself() -> None:
+    noisy = trial("fp32", 1.02, kind="baseline", number=0, spread=0.05)
+    wide = trial("autocast-bf16", 1.47, kind="baseline", number=1, spread=1.31)
+    for outcome in (choose((noisy, wide), Bench()), Choosing(trials=(noisy, wide)).so_far()):
+        assert (outcome.trial.name, outcome.best.name, outcome.verdict) == ("fp32", "fp32", "baseline")
+        assert outcome.versus.value == 1.0
+        assert outcome.trial.speedup is not None
+        assert outcome.trial.speedup.value == 1.0
+
+
+def test_a_baseline_with_a_wide_interval_does_not_keep_candidates_from_being_tried() -> None:
+    wide = trial("autocast-bf16", 1.47, kind="baseline", number=1, spread=1.31)
+    outcome = choose((FP32, wide, trial("steady", 1.3, number=2)), Bench())
+    assert (outcome.trial.name, outcome.best.name, outcome.verdict) == ("steady", "fp32", "improved")
 
 
 def test_after_an_interruption_a_clear_winner_is_written_unverified() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from autoprec.records.run import Interval
-from autoprec.search.decide import best_baseline, contenders, decide, ratio_of, simplest_of_the_best
+from autoprec.search.decide import best_baseline, contenders, decide, ratio_of, speedup_of
 from tests.unit.records.samples import trial
 
 
@@ -33,19 +33,37 @@ def test_an_unfaithful_baseline_sets_no_bar() -> None:
     assert best_baseline(trials).name == "autocast-bf16"
 
 
-def test_of_baselines_that_cannot_be_told_apart_the_simplest_is_written() -> None:
+@pytest.mark.parametrize(
+    ("speedups", "best"),
+    [
+        ({"fp32": (1.0, 0.1), "autocast-bf16": (1.47, 1.3)}, "fp32"),  # faster only within its spread
+        ({"fp32": (1.04, 0.05), "fp32-matmul-bf16": (1.0, 0.05)}, "fp32"),
+        ({"fp32": (1.0, 0.1), "autocast-bf16": (1.5, 0.1)}, "autocast-bf16"),
+        ({"fp32": (1.0, 0.1), "fp32-matmul-bf16": (1.3, 0.2), "autocast-bf16": (1.31, 0.2)}, "autocast-bf16"),
+        ({"fp32": (1.0, 0.1), "fp32-matmul-bf16": (1.9, 1.0), "autocast-bf16": (1.2, 0.1)}, "autocast-bf16"),
+        ({"fp32": (1.0, 0.1), "fp32-matmul-bf16": (1.3, 0.1), "autocast-bf16": (1.3, 0.1)}, "fp32-matmul-bf16"),
+    ],
+)
+def test_a_baseline_displaces_fp32_only_if_it_is_faster_beyond_its_spread(
+    speedups: dict[str, tuple[float, float]], best: str
+) -> None:
     trials = [
-        trial("fp32", 1.0, kind="baseline", number=0, spread=0.05),
-        trial("fp32-matmul-bf16", 1.04, kind="baseline", number=1, spread=0.05),
-        trial("autocast-bf16", 0.8, kind="baseline", number=2),
+        trial(name, value, kind="baseline", number=number, spread=spread)
+        for number, (name, (value, spread)) in enumerate(speedups.items())
     ]
-    assert best_baseline(trials).name == "fp32-matmul-bf16"
-    assert [each.name for each in simplest_of_the_best(trials)] == ["fp32", "fp32-matmul-bf16", "autocast-bf16"]
+    found = best_baseline(trials)
+    assert found.name == best
+    nominal = max(trials, key=lambda each: each.speedup.value if each.speedup else 0)
+    assert found.speedup is not None
+    assert nominal.speedup is not None
+    assert ratio_of(found.speedup, nominal.speedup).high >= 1  # never slower beyond the spread
 
 
-def test_a_clearly_faster_baseline_is_written_before_a_simpler_one() -> None:
-    trials = [trial("fp32", 1.0, kind="baseline", number=0), trial("autocast-bf16", 1.5, kind="baseline", number=1)]
-    assert [each.name for each in simplest_of_the_best(trials)] == ["autocast-bf16", "fp32"]
+def test_fp32_is_as_fast_as_itself_whatever_was_measured() -> None:
+    noisy = trial("fp32", 1.25, kind="baseline", spread=0.25)
+    assert speedup_of(noisy) == Interval(value=1.0, low=0.8, high=1.2)
+    assert best_baseline([noisy]).speedup == speedup_of(noisy)
+    assert speedup_of(trial("other", 1.25, kind="baseline", spread=0.25)) == Interval(value=1.25, low=1.0, high=1.5)
 
 
 def test_contenders_are_faster_than_the_baseline_faithful_first_and_the_fastest_of_them_first() -> None:

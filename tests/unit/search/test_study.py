@@ -252,6 +252,24 @@ def test_the_horizon_of_a_stored_study_is_known(tmp_path: Path) -> None:
     assert stored_horizon(storage, "other") is None
 
 
+def test_a_study_that_cannot_be_used_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    with pytest.raises(StudyError, match="sqlite:///FILE"):
+        stored_horizon("foo", "mlp")
+    optuna.create_study(storage=storage, study_name="theirs")
+    with pytest.raises(StudyError, match="not made by autoprec"):
+        stored_horizon(storage, "theirs")
+    monkeypatch.setattr(study_file, "_BUSY_TIMEOUT_S", 0.05)
+    start(tmp_path)  # from now on readers get by the lock of a writer
+    connection = sqlite3.connect(tmp_path / "study.db", isolation_level=None)
+    connection.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StudyError, match=r"locked.*another program holds it"):
+        stored_horizon(storage, "mlp")
+    connection.close()
+
+
 def test_optuna_is_silent_and_its_warnings_are_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     notes: list[str] = []
     with warnings.catch_warnings():
