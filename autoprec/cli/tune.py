@@ -18,7 +18,7 @@ def tune(
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for record and study; default: runs/ and the workload's name.")
     ] = None,
-    budget: Annotated[str, typer.Option(help="Wall-clock time for everything: 90s, 5m, 1h30m.")] = "5m",
+    budget: Annotated[str, typer.Option(help="Wall-clock time from recording to proof: 90s, 5m, 1h30m.")] = "5m",
     trials: Annotated[
         int | None, typer.Option(min=0, help="Stop the search after this many trials besides the baselines.")
     ] = None,

@@ -134,7 +134,7 @@ class Objective:
             elif not is_bar and self._is_too_slow(times, reference_times):
                 stopped = self._too_slow
             elif wants_stop and blank.kind != "baseline":
-                stopped = "slower than the best trial beyond doubt"
+                stopped = "slower than the best trial (Wilcoxon test)"
             if stopped:
                 break
         length = len(losses)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Literal
 
 import autoprec
@@ -17,6 +18,7 @@ from autoprec.search.places import Places
 from autoprec.search.result import chosen_record, policy_of_outcome
 from autoprec.search.search import Found
 from autoprec.search.subject import Subject
+from autoprec.workload.origin import shown
 
 _PACKAGES = ("torch", "optuna", "networkx", "scipy")
 
@@ -58,7 +60,7 @@ def write_results(
         chosen=chosen_record(found.outcome, subject.catalog, policy),
         verification=found.checks,
         policy_file=None if places.policy is None else str(places.policy),
-        study=places.storage,
+        study=places.storage.replace(f"{Path.cwd()}/", ""),  # as a relative URL where it can be one
         interrupted=found.interrupted,
     )
     save_record(record, places.record)
@@ -83,7 +85,7 @@ def run_record(
         name=subject.loaded.name,
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        workload=str(subject.loaded.path),
+        workload=shown(subject.loaded.path),
         seed=subject.seed,
         device=DeviceRecord(
             kind=device.kind, name=device.name, formats=device.formats, capability=dict(device.capability)

@@ -18,13 +18,13 @@ def origin(error: BaseException, file: Path | None = None) -> str:
     A syntax error comes from the line it names. Empty if there is no such frame: the fault is not the user's.
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        return f"{_shown(Path(error.filename))}:{error.lineno}"
+        return f"{shown(Path(error.filename))}:{error.lineno}"
     frames = [(Path(frame.filename), frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
     if file is not None:
         inside = [(path, line) for path, line in frames if path.resolve() == file.resolve()]
         frames = inside or frames
     users = [(path, line) for path, line in frames if _is_users(path)]
-    return f"{_shown(users[-1][0])}:{users[-1][1]}" if users else ""
+    return f"{shown(users[-1][0])}:{users[-1][1]}" if users else ""
 
 
 def is_users(error: BaseException) -> bool:
@@ -52,7 +52,7 @@ def _is_users(path: Path) -> bool:
     return not any(resolved.is_relative_to(folder) for folder in (_AUTOPREC, *_LIBRARIES))
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
     """Return the path as a user would type it: relative if it lies below the current folder."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))

@@ -39,7 +39,7 @@ def test_eighty_columns_hold_every_number_and_note() -> None:
     assert slow.fidelity is not None
     slow = replace(
         slow,
-        reason="slower than the best trial beyond doubt",
+        reason="slower than the best trial (Wilcoxon test)",
         num_skipped=0,
         fidelity=replace(slow.fidelity, steps_lost_frac=-0.00123),
         memory=replace(MEMORY, total_bytes=1234 * 2**20),

@@ -88,7 +88,7 @@ def test_what_rounds_leave_of_the_horizon_comes_first() -> None:
 
 def test_the_pruner_ends_a_trial_but_no_baseline(fp32: Objective) -> None:
     record = measure(fp32, BF16, stop_at=2)
-    assert (record.state, record.reason) == ("pruned", "slower than the best trial beyond doubt")
+    assert (record.state, record.reason) == ("pruned", "slower than the best trial (Wilcoxon test)")
     assert len(record.step_times_s) == 3
     assert measure(fp32, BF16, "baseline", stop_at=2).state == "complete"
 
