@@ -65,6 +65,27 @@ class Protocol:
         return Training(self.workload, policy, device=self.device, seed=self.seed, batches=self.batches, nudge=nudge)
 
 
+class Chaos:
+    """How far apart runs drift by themselves: FP32 nudged by one rounding of a format, trained once a format.
+
+    `curves` holds the losses by format.
+    """
+
+    def __init__(self, protocol: Protocol) -> None:
+        self._protocol = protocol
+        self.curves: dict[str, tuple[float, ...]] = {}
+
+    def of(self, policy: Policy) -> tuple[float, ...] | None:
+        """Return the curve for the coarsest format of `policy`; None for plain FP32."""
+        name, protocol = coarsest_format(policy), self._protocol
+        if name is None:
+            return None
+        if name not in self.curves:
+            with protocol.train(preset("fp32", protocol.device), nudge=rounding_of(name)) as nudged:
+                self.curves[name] = tuple(nudged.step() for _ in range(protocol.horizon))
+        return self.curves[name]
+
+
 class Objective:
     """The FP32 run that stays alive, its curve, and the measurement of candidates beside it.
 
@@ -79,7 +100,7 @@ class Objective:
         self.losses = tuple(loss for loss, _ in steps)
         self.first_step_s = steps[0][1]
         self.step_s = statistics.median(seconds for _, seconds in steps[min(_WARMUP, len(steps) - 1) :])
-        self.chaos: dict[str, tuple[float, ...]] = {}
+        self.chaos = Chaos(protocol)
 
     def close(self) -> None:
         """Free the FP32 run; nothing can be measured afterwards. Idempotent."""
@@ -103,7 +124,7 @@ class Objective:
 
     def _attempts(self, policy: Policy, blank: TrialRecord, report: Report) -> TrialRecord:
         """Measure again where FP32, timed right after a step that missed its deadline, is as slow: the machine was."""
-        chaos = self._chaos_of(policy)
+        chaos = self.chaos.of(policy)
         for _ in range(_ATTEMPTS):
             try:
                 with _no_garbage_collection(), self.protocol.train(policy) as candidate:
@@ -190,14 +211,6 @@ class Objective:
         run.prepare()
         loss, seconds = self._clock(run.advance)
         return run.settle(loss), seconds
-
-    def _chaos_of(self, policy: Policy) -> Sequence[float] | None:
-        """Return the curve of FP32 nudged by one rounding of the policy's coarsest format, trained once a format."""
-        name = coarsest_format(policy)
-        if name is not None and name not in self.chaos:
-            with self.protocol.train(preset("fp32", self.protocol.device), nudge=rounding_of(name)) as nudged:
-                self.chaos[name] = tuple(nudged.step() for _ in range(self.protocol.horizon))
-        return None if name is None else self.chaos[name]
 
 
 def interval_of(ratio: Ratio) -> Interval:

@@ -10,8 +10,7 @@ from autoprec.measure import Training, compare, hopeless, interleave_until, spee
 from autoprec.policy import Policy, preset
 from autoprec.records.run import Interval, VerificationRecord
 from autoprec.runtime.matmul_precision import restore, set_float32_matmul
-from autoprec.search.baselines import coarsest_format, rounding_of
-from autoprec.search.objective import Protocol, fidelity_record, interval_of
+from autoprec.search.objective import Chaos, Protocol, fidelity_record, interval_of
 from autoprec.workload.origin import origin
 from autoprec.workload.seeding import seeded
 
@@ -38,7 +37,7 @@ class Prover:
         self.protocol = replace(
             protocol, seed=protocol.seed + 1, horizon=_HORIZONS * protocol.horizon, batches=other_batches
         )
-        self._chaos: dict[str, tuple[float, ...]] = {}
+        self._chaos = Chaos(self.protocol)
 
     def prove(self, name: str, policy: Policy, *, chaotic: bool) -> VerificationRecord:
         """Return whether `policy` trains as FP32 does under the other seed; whatever it raises is a no.
@@ -51,7 +50,7 @@ class Prover:
         reference = self.reference
         blank = replace(blank, reference_losses=reference.losses, evaluate_reference=reference.evaluate_after)
         try:
-            chaos = self._chaos_of(policy) if chaotic else None
+            chaos = self._chaos.of(policy) if chaotic else None
             candidate = self._train(policy, reference.losses)
         except Exception as error:  # noqa: BLE001 kernels and workloads raise anything: that is what a proof finds out
             where = origin(error)
@@ -105,13 +104,6 @@ class Prover:
                 if is_due and reference and hopeless(reference, losses, protocol.margin, horizon=protocol.horizon):
                     return Curve(losses=tuple(losses), evaluate_before=before, evaluate_after=None)
             return Curve(losses=tuple(losses), evaluate_before=before, evaluate_after=self._evaluate(run))
-
-    def _chaos_of(self, policy: Policy) -> tuple[float, ...] | None:
-        name = coarsest_format(policy)
-        if name is not None and name not in self._chaos:
-            with self.protocol.train(preset("fp32", self.protocol.device), nudge=rounding_of(name)) as nudged:
-                self._chaos[name] = tuple(nudged.step() for _ in range(self.protocol.horizon))
-        return None if name is None else self._chaos[name]
 
     def _evaluate(self, run: Training) -> float | None:
         """Return what the workload's `evaluate` says of the model; training goes on as if it had not been called."""

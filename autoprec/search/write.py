@@ -101,7 +101,7 @@ def run_record(
         space=asdict(subject.space),
         horizon=objective.protocol.horizon,
         reference_losses=objective.losses,
-        chaos_losses=dict(objective.chaos),
+        chaos_losses=dict(objective.chaos.curves),
         trials=trials,
         verdict=None,
         chosen=None,

@@ -75,7 +75,7 @@ def test_a_complete_trial_holds_everything_that_was_measured(fp32: Objective) ->
     assert record.memory is not None
     assert record.memory.parameter_bytes == 4 * sum(p.numel() for p in mlp.Mlp().parameters())
     assert record.wall_s > 0
-    assert set(fp32.chaos) == {"bf16"}
+    assert set(fp32.chaos.curves) == {"bf16"}
 
 
 def test_what_rounds_leave_of_the_horizon_comes_first() -> None:
