@@ -161,7 +161,7 @@ def test_float32_casts_of_torch_overflow_alike(name: str) -> None:
 
 @pytest.mark.parametrize("name", ML_DTYPES)
 def test_casts_of_ml_dtypes_agree(name: str) -> None:
-    ml_dtypes: Any = pytest.importorskip("ml_dtypes")
+    ml_dtypes: Any = __import__("ml_dtypes")
     np: Any = pytest.importorskip("numpy")
     fmt = FORMATS[name]
     x = torch.cat([midpoints_and_neighbors(fmt, torch.float32), random_bits(torch.float32, 5000, seed=7)])
