@@ -3,8 +3,10 @@
 import itertools
 import math
 import random
-from typing import Any, get_args
+from typing import get_args
 
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 
@@ -161,8 +163,6 @@ def test_float32_casts_of_torch_overflow_alike(name: str) -> None:
 
 @pytest.mark.parametrize("name", ML_DTYPES)
 def test_casts_of_ml_dtypes_agree(name: str) -> None:
-    ml_dtypes: Any = __import__("ml_dtypes")
-    np: Any = pytest.importorskip("numpy")
     fmt = FORMATS[name]
     x = torch.cat([midpoints_and_neighbors(fmt, torch.float32), random_bits(torch.float32, 5000, seed=7)])
     with np.errstate(all="ignore"):
@@ -173,7 +173,6 @@ def test_casts_of_ml_dtypes_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fp16", "fp32"])
 def test_casts_of_numpy_from_float64_agree(name: str) -> None:
-    np: Any = pytest.importorskip("numpy")
     x = torch.cat([midpoints_and_neighbors(FORMATS[name], torch.float64), random_bits(torch.float64, 3000, seed=8)])
     with np.errstate(all="ignore"):
         cast = x.numpy().astype({"fp16": np.float16, "fp32": np.float32}[name]).astype(np.float64).tolist()
