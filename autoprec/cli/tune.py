@@ -56,8 +56,12 @@ def tune(
         study=study,
         device=device,
     )
-    with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
-        record = run(options, RichObserver(console(stderr=True)))  # Ctrl-C before there is a best is told by `main`
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+            record = run(options, RichObserver(console(stderr=True)))
+    except KeyboardInterrupt:
+        typer.echo("interrupted before fp32 was measured: no policy is written; run the same command again", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(result_json(record), indent=2, allow_nan=False))
     else:

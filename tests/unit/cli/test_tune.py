@@ -141,7 +141,10 @@ def test_an_interruption_before_any_result_says_so(
     assert main(["tune", "w.py"]) == 130
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines() == ["a note", "interrupted"]
+    assert err.splitlines() == [
+        "a note",
+        "interrupted before fp32 was measured: no policy is written; run the same command again",
+    ]
 
 
 def test_bench_prints_the_policy_and_the_baselines(
