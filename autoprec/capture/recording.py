@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from autoprec.capture.opaque import opaque_calls
 from autoprec.capture.recorder import Recorder
 from autoprec.errors import WorkloadError
 from autoprec.graph.opgraph import OpGraph
-from autoprec.runtime.forwards import replace_forward, restore_forward
+from autoprec.runtime.forwards import original_forward, replace_forward, restore_forward
 from autoprec.workload import Workload, load_batches
 from autoprec.workload.batches import tensors_of
 from autoprec.workload.parts import build_model, check_loss
@@ -142,7 +141,7 @@ def _run(
     with ExitStack() as stack:
         for path, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):  # its forward cannot be replaced
-                replace_forward(module, partial(_in_frame, recorder, path))
+                replace_forward(module, _in_frame(recorder, path))
                 stack.callback(restore_forward, module)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(opaque_calls(recorder.opaque))
@@ -185,9 +184,12 @@ def _refuse_uninitialized(model: nn.Module) -> None:
         )
 
 
-def _in_frame(recorder: Recorder, path: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with recorder.frame(path):
-        return original(*args, **kwargs)
+def _in_frame(recorder: Recorder, path: str) -> Callable[..., Any]:
+    def forward(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        with recorder.frame(path):
+            return original_forward(module)(*args, **kwargs)
+
+    return forward
 
 
 def _set_attribute(root: nn.Module, name: str, value: Any) -> None:

@@ -47,6 +47,15 @@ class SitePattern:
         """Return whether the pattern names sites of `module`, whatever their op."""
         return self._parts[0].fullmatch(module) is not None
 
+    def matches_op(self, module: str, op: str) -> bool:
+        """Return whether the pattern names some call of `op` in `module`."""
+        return bool(self._parts[0].fullmatch(module) and self._parts[1].fullmatch(op))
+
+    @property
+    def names_index(self) -> bool:
+        """Return whether the pattern tells the calls of one op in one module apart."""
+        return re.fullmatch(r"\*+", self.text.partition("#")[2] or "*") is None
+
     @property
     def catches_all(self) -> bool:
         """Return whether the pattern names every site there can be."""

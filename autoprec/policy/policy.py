@@ -197,6 +197,11 @@ class Policy:
             found = self._winners[site] = (self.rules[index].format, index)
         return found
 
+    def depends_on_index(self, module: str, op: str) -> bool:
+        """Return whether calls of `op` in `module` may run in different formats, by how often it ran before."""
+        patterns = (pattern for pattern in self._patterns if pattern.matches_op(module, op))
+        return next(patterns).names_index
+
     @property
     def formats(self) -> tuple[str, ...]:
         """Return the number formats that rules name, each once, in order; `as_given` and `promote` are none."""

@@ -4,19 +4,27 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from autoprec.graph.site import LOSS_MODULE
-from autoprec.runtime.calls import Call
+from autoprec.runtime.calls import Call, describe
+from autoprec.runtime.edits import EDITS
 from autoprec.runtime.site_mode import Frame, SiteMode
+from autoprec.runtime.weight_casts import SMALLEST, WeightCasts, to_dtype
 
-# What to do at a site: cast to a dtype, agree on the widest dtype given (PROMOTE), or nothing (None).
+# What to do at a site: cast to a dtype, agree on the widest dtype given (PROMOTE), have somebody else run it, nothing.
 PROMOTE = "promote"
-Action = torch.dtype | str | None
+Executor = Callable[[Any, Call, Any, Any], Any]
+Action = torch.dtype | str | Executor | None
 
 # Kernels of these families raise on arguments of different dtypes, so an unnamed site of theirs agrees on the widest.
 _AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent"})
-_CASTABLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
+# They run a backward pass: weights may be updated by hooks in it, and what is recomputed in it casts by itself.
+_BACKWARD = frozenset({"backward", "grad"})
+# A cast of this forward: the weight (an `id` outlives what it points at), its version, its noticed edits, its cast.
+_Cast = tuple[torch.Tensor, int, int, torch.Tensor]
+CASTABLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 
 # Where norms take their running statistics, which they write to.
@@ -50,38 +58,141 @@ def widest(dtypes: set[torch.dtype]) -> torch.dtype:
     return next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
 
 
+class Plan:
+    """What the policy does with the calls of one torch function in one module.
+
+    `idle` says that there is never anything to do; `action` is None where it depends on the index of the site.
+    """
+
+    __slots__ = ("action", "agrees", "by_index", "call", "idle", "plain")
+
+    def __init__(self, call: Call, action: Action, *, by_index: bool) -> None:
+        self.call = call
+        self.by_index = by_index
+        self.agrees = _agrees(call)
+        self.action = PROMOTE if action is None and self.agrees else action
+        is_other = not call.op.is_site and call.op.name != "setitem" and call.op.name not in _BACKWARD
+        self.idle = call.entered is None and (is_other or (call.op.is_site and not by_index and self.action is None))
+        # The common case: every floating argument is cast to one dtype, and none is written to.
+        self.plain = call.op.is_site and not by_index and isinstance(action, torch.dtype) and call.op.cast == "all"
+        self.plain = self.plain and not call.writes_first
+
+
+class ModulePlans:
+    """The sites of one module as the policy sees them: what to do at each, planned when it is first met."""
+
+    __slots__ = ("_action_of", "_depends_on_index", "idle", "path", "plans")
+
+    def __init__(
+        self, path: str, action_of: Callable[[str, str, int], Action], depends_on_index: Callable[[str, str], bool]
+    ) -> None:
+        self.path = path
+        self.plans: dict[Any, Plan] = {}
+        self.idle: set[Any] = set()
+        self._action_of = action_of
+        self._depends_on_index = depends_on_index
+
+    def action_of(self, op: str, index: int) -> Action:
+        """Return what the policy does at a site of this module."""
+        return self._action_of(self.path, op, index)
+
+    def plan(self, func: Any) -> Plan:
+        """Plan the calls of `func` in this module."""
+        call = describe(func)
+        by_index = call.op.is_site and self._depends_on_index(self.path, call.op.name)
+        action = None if by_index or not call.op.is_site else self.action_of(call.op.name, 0)
+        plan = self.plans[func] = Plan(call, action, by_index=by_index)
+        if plan.idle:
+            self.idle.add(func)
+        return plan
+
+
 class CastMode(SiteMode):
-    """Casts floating tensor arguments at each site as `action_of(module, op, index)` says.
+    """Casts floating tensor arguments at each site as the plans of the running module say.
 
     Never cast: integer and complex tensors, an argument that is written to, norm parameters and running
     statistics, calls that compute in float64 (the author's explicit choice), calls under `no_grad` inside a module
     that needs gradients, and calls with `out=`.
     """
 
-    def __init__(self, action_of: Callable[[str, str, int], Action]) -> None:
+    def __init__(self, plans_of: Callable[[str], ModulePlans], kept: Callable[[], WeightCasts | None]) -> None:
+        self._plans_of = plans_of
+        self._kept_of = kept
+        self.casts: Mapping[torch.dtype, dict[int, _Cast]] = {dtype: {} for dtype in CASTABLE}
+        self._plans = plans_of(LOSS_MODULE)
+        self.idle = self._plans.idle
+        self._outer_plans: list[ModulePlans] = []
         super().__init__()
-        self._action_of = action_of
-        self._weights: dict[tuple[int, torch.dtype, bool], tuple[torch.Tensor, int, torch.Tensor]] = {}
+
+    def enter(self, module: str, counts: Mapping[str, int] | None = None) -> Frame:
+        """Make `module` own the calls made until `leave()`; `counts` are those of a frame that goes on here."""
+        self._outer_plans.append(self._plans)
+        self._plans = self._plans_of(module)
+        self.idle = self._plans.idle
+        return super().enter(module, counts)
 
     def leave(self) -> None:
         """Give the calls back to the module that owned them before."""
         super().leave()
-        if self.frames[-1].module == LOSS_MODULE:
-            self.forget_weights()  # an optimizer may step before the next forward, and a fused one leaves no trace
+        self._plans = self._outer_plans.pop()
+        self.idle = self._plans.idle
+        if self._plans.path == LOSS_MODULE:
+            self.forget_weights()
 
     def forget_weights(self) -> None:
-        """Cast every weight anew from here on."""
-        self._weights.clear()
+        """Look at every weight anew from here on: an optimizer may have stepped."""
+        for casts in self.casts.values():
+            casts.clear()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in self.idle:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        plan = self._plans.plans.get(func) or self._plans.plan(func)
+        kwargs, call = kwargs or {}, plan.call
+        if call.entered is not None:
+            with self:
+                return call.entered(*args, **kwargs)
+        if not call.op.is_site:
+            return self.on_other(func, call, args, kwargs)
+        frame = self.frames[-1]
+        index = frame.next_index(call.op.name)
+        if plan.plain and not kwargs and not frame.leaves_alone():
+            return self._call_plain(func, plan, args)
+        return self.on_site(func, call, frame, index, args, kwargs)
+
+    def _call_plain(self, func: Any, plan: Plan, args: Any) -> Any:
+        """Run a call whose arguments are all cast to one dtype."""
+        dtype = plan.action
+        cast = []
+        for value in args:
+            if isinstance(value, torch.Tensor):
+                found = value.dtype
+                if found is dtype:
+                    cast.append(value)
+                    continue
+                if found in CASTABLE:
+                    cast.append(self.cast(value, dtype))
+                    continue
+                if found.is_floating_point:
+                    return func(*args)  # float64: the author's explicit choice
+            elif isinstance(value, (tuple, list)):
+                return self._call_all(func, args, {}, dtype)
+            cast.append(value)
+        return func(*cast)
 
     def on_site(self, func: Any, call: Call, frame: Frame, index: int, args: Any, kwargs: Any) -> Any:
         """Cast what the policy says to cast, and run the call."""
-        action = None if frame.leaves_alone() else self._action_of(frame.module, call.op.name, index)
+        action = None
+        if not frame.leaves_alone():
+            action = self._plans.action_of(call.op.name, index)
         if action is None and _agrees(call):
             action = PROMOTE
         if action is None or kwargs.get("max_norm") is not None:  # such an embedding writes to its weight
             return func(*args, **kwargs)
+        if callable(action):
+            return action(func, call, args, kwargs)
         floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
-        if not floats or any(t.dtype not in _CASTABLE for t in floats):
+        if not floats or any(t.dtype not in CASTABLE for t in floats):
             return func(*args, **kwargs)
         written = kwargs.get("out") if "out" in kwargs else args[0] if _writes(call, kwargs) else None
         if written is not None:
@@ -90,13 +201,26 @@ class CastMode(SiteMode):
         assert isinstance(dtype, torch.dtype)
         if call.op.cast == "first":
             return self._call_norm(func, args, kwargs, dtype)
-        return func(*(self._cast(a, dtype) for a in args), **{k: self._cast(v, dtype) for k, v in kwargs.items()})
+        return self._call_all(func, args, kwargs, dtype)
 
     def on_other(self, func: Any, call: Call, args: Any, kwargs: Any) -> Any:
         """Run a call without a site; what is assigned to a part of a tensor takes its dtype, mask or no mask."""
-        if call.op.name == "setitem" and args[0].dtype in _CASTABLE and isinstance(args[2], torch.Tensor):
-            args = (*args[:2], self._cast(args[2], args[0].dtype))
+        if call.op.name == "setitem" and args[0].dtype in CASTABLE and isinstance(args[2], torch.Tensor):
+            args = (*args[:2], self.cast(args[2], args[0].dtype))
+        if call.op.name in _BACKWARD and not call.property_name:
+            self.forget_weights()
+            return self.on_backward(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def on_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a backward pass."""
+        return func(*args, **kwargs)
+
+    def _call_all(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+        floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
+        if any(t.dtype not in CASTABLE for t in floats):
+            return func(*args, **kwargs)
+        return func(*(self.cast(a, dtype) for a in args), **{k: self.cast(v, dtype) for k, v in kwargs.items()})
 
     def _call_writing(self, func: Any, call: Call, written: Any, args: Any, kwargs: Any) -> Any:
         """Run a call that writes to an argument: it computes in that argument's dtype."""
@@ -104,7 +228,7 @@ class CastMode(SiteMode):
             return func(*args, **kwargs)
 
         def adapted(value: Any) -> Any:
-            return value if value is written else self._cast(value, written.dtype)
+            return value if value is written else self.cast(value, written.dtype)
 
         return func(*(adapted(a) for a in args), **{k: adapted(v) for k, v in kwargs.items()})
 
@@ -123,33 +247,49 @@ class CastMode(SiteMode):
 
         def adapted(value: Any) -> Any:
             if value is activation:
-                return self._cast(value, dtype)
-            return value if any(value is each for each in statistics) else self._cast(value, common)
+                return self.cast(value, dtype)
+            return value if any(value is each for each in statistics) else self.cast(value, common)
 
         return func(*(adapted(a) for a in args), **{k: adapted(v) for k, v in kwargs.items()})
 
-    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+    def cast(self, value: Any, dtype: torch.dtype) -> Any:
+        """Return an argument in `dtype`: a floating tensor, or a tuple or list with such in it; others as they are."""
         if isinstance(value, torch.Tensor):
-            if value.dtype == dtype or not value.is_floating_point():
+            if value.dtype is dtype or not value.is_floating_point():
                 return value
-            if value.is_leaf and value.requires_grad and not value.is_inference():
-                return self._cast_weight(value, dtype)
-            return value.to(dtype)
+            if type(value) is nn.Parameter or (value.is_leaf and value.requires_grad):
+                return self.cast_weight(value, dtype)
+            return to_dtype(value, dtype)
         if isinstance(value, (tuple, list)) and any(True for _ in tensors_in(value)):
-            parts = [self._cast(part, dtype) for part in value]
+            parts = [self.cast(part, dtype) for part in value]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         return value
 
-    def _cast_weight(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return `weight` in `dtype`, cast once in the life of this mode (one outermost forward).
-
-        The key holds the grad mode, since a cast made under `no_grad` has no way back to its weight; the entry
-        holds the weight itself, since an `id` outlives what it points at, and its version, since it can be edited.
-        """
-        key = (id(weight), dtype, torch.is_grad_enabled())
-        entry = self._weights.get(key)
-        if entry is not None and entry[0] is weight and entry[1] == weight._version:
-            return entry[2]
-        cast = weight.to(dtype)
-        self._weights[key] = (weight, weight._version, cast)
+    def cast_weight(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return `weight` in `dtype`, cast once in one outermost forward, or once an optimizer step if it is large."""
+        try:
+            version = weight._version
+        except RuntimeError:  # an inference tensor
+            return to_dtype(weight, dtype)
+        key, casts = id(weight), self.casts[dtype]
+        compiling = torch.compiler.is_dynamo_compiling()
+        edits = 0 if compiling else EDITS.setdefault(key, 0)
+        entry = casts.get(key)
+        if entry is not None:
+            one, its_version, its_edits, cast = entry
+            same = one is weight and its_version == version and its_edits == edits
+            if same and self._can_be_shared(weight, cast, compiling=compiling):
+                return cast
+        kept = None
+        if weight.numel() >= SMALLEST and not compiling and torch.is_grad_enabled():
+            kept = self._kept_of()
+        cast = to_dtype(weight, dtype) if kept is None else kept.cast(weight, dtype, version)
+        casts[key] = (weight, version, edits, cast)
         return cast
+
+    @staticmethod
+    def _can_be_shared(weight: torch.Tensor, cast: torch.Tensor, *, compiling: bool) -> bool:
+        """Return whether `cast` leads back to its weight where that is asked, and belongs to no ended transform."""
+        if not cast.requires_grad and weight.requires_grad and torch.is_grad_enabled():
+            return False
+        return compiling or not torch._C._functorch.is_functorch_wrapped_tensor(cast)

@@ -11,26 +11,33 @@ _OWN = "_autoprec_own_forward"
 _REPLACEMENT = "_autoprec_replacement"
 
 
-def replace_forward(module: nn.Module, around: Callable[..., Any]) -> None:
-    """Make `module.forward(...)` return `around(original, ...)` until `restore_forward(module)`.
+def replace_forward(module: nn.Module, replacement: Callable[..., Any]) -> None:
+    """Make `module.forward(...)` return `replacement(module, ...)` until `restore_forward(module)`.
+
+    `replacement` is a function made for this module: it is given the name and signature of the original.
 
     The replacement is a bound method in the instance's dictionary: `type(module)`, `isinstance`, hooks and
     state-dict keys stay as they are, `inspect.signature` still shows the original's, and a deep copy is bound to
     the copied module. A forward that the instance had of its own is kept there too, so that it is copied alike.
     """
     own = module.__dict__.get("forward")
-
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        kept = self.__dict__.get(_OWN)
-        # partial: torch.compile rebuilds a bound method by its name, which would be this very function.
-        original = functools.partial(type(self).forward, self) if kept is None else kept
-        return around(original, *args, **kwargs)
-
-    functools.update_wrapper(forward, type(module).forward if own is None else own)
-    setattr(forward, _REPLACEMENT, True)
+    functools.update_wrapper(replacement, type(module).forward if own is None else own)
+    setattr(replacement, _REPLACEMENT, True)
     if own is not None:
         module.__dict__[_OWN] = own
-    module.__dict__["forward"] = types.MethodType(forward, module)
+    module.__dict__["forward"] = types.MethodType(replacement, module)
+
+
+def original_forward(module: nn.Module) -> Callable[..., Any]:
+    """Return the forward that `module` had before `replace_forward`."""
+    own: Callable[..., Any] | None = module.__dict__.get(_OWN)
+    # partial: torch.compile rebuilds a bound method by its name, which would be the replacement.
+    return functools.partial(type(module).forward, module) if own is None else own
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """Return whether `module` had a forward in its instance's dictionary before `replace_forward`."""
+    return _OWN in module.__dict__
 
 
 def is_replaced(module: nn.Module) -> bool:

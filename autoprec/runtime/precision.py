@@ -1,9 +1,9 @@
 """`Precision`: a policy installed in a module, and the way back."""
 
 import copy
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -11,15 +11,19 @@ from torch import nn
 
 from autoprec.errors import ApplyError
 from autoprec.graph.site import LOSS_MODULE, Site
+from autoprec.ops import lookup
 from autoprec.policy import Policy
-from autoprec.runtime.cast_mode import PROMOTE, Action, CastMode
+from autoprec.runtime.cast_mode import PROMOTE, Action, CastMode, ModulePlans
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.dtypes import torch_dtype
-from autoprec.runtime.forwards import replace_forward, restore_forward
+from autoprec.runtime.forwards import original_forward, replace_forward, restore_forward
+from autoprec.runtime.leaves import leaf_forward
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import MatmulState, claim_float32_matmul, release
 from autoprec.runtime.outputs import cast_floats
+from autoprec.runtime.running import RUNNING
 from autoprec.runtime.site_mode import Frame
+from autoprec.runtime.weight_casts import WeightCasts, any_is_sharded
 
 APPLIED = "_autoprec_precision"
 
@@ -39,7 +43,8 @@ class Precision:
         self._lowered: tuple[str, ...] = ()
         self._matmul_claim: MatmulState | None = None
         self._wrapped: tuple[nn.Module, ...] = ()
-        self._actions: dict[tuple[str, str, int], Action] = {}
+        self._plans: dict[str, ModulePlans] = {}
+        self._kept_casts = WeightCasts()
 
     def __enter__(self) -> Self:
         return self
@@ -89,6 +94,7 @@ class Precision:
         if self.model.__dict__.get(APPLIED) is not self:
             return
         del self.model.__dict__[APPLIED]
+        self._kept_casts.clear()
         for module in (*self.model.modules(), *self._wrapped):  # some may have been exchanged since
             restore_forward(module)
         if self._lowered:
@@ -99,65 +105,67 @@ class Precision:
     @contextmanager
     def frame(self, module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
         """Make `module` own the sites of this block; the outermost frame of a thread switches casting on."""
-        outer = _innermost()
+        outer = RUNNING.mode
         if outer is not None and outer.owner is self:
             with outer.frame(module, counts) as frame:
                 yield frame
             return
-        mode = _OwnedMode(self)
-        _thread.mode = mode
+        mode = OwnedMode(self)
+        RUNNING.mode = mode
+        if outer is not None:
+            outer.aside = True
         try:
             with mode, mode.frame(module, counts) as frame:
                 yield frame
         finally:
-            _thread.mode = outer
+            RUNNING.mode = outer
+            if outer is not None:
+                outer.aside = False
+
+    def kept_casts(self) -> WeightCasts | None:
+        """Return the casts that live from forward to forward; None under FSDP2, which refills its weights unseen."""
+        return None if any_is_sharded(self._wrapped) else self._kept_casts
+
+    def plans_of(self, module: str) -> ModulePlans:
+        """Return what the policy does at the sites of a module."""
+        plans = self._plans.get(module)
+        if plans is None:
+            plans = self._plans[module] = ModulePlans(module, self.action_of, self.policy.depends_on_index)
+        return plans
 
     def action_of(self, module: str, op: str, index: int) -> Action:
         """Return what the policy does at a site."""
-        key = (module, op, index)
-        if key not in self._actions:
-            self._actions[key] = _action(self.policy.format_of(Site(*key))[0])
-        return self._actions[key]
+        return _action(self.policy.format_of(Site(module, op, index))[0])
 
 
-_thread = threading.local()
-
-
-def _innermost() -> "_OwnedMode | None":
-    """Return the mode whose model or loss code runs in this thread; a model inside another's may have its own."""
-    mode: _OwnedMode | None = getattr(_thread, "mode", None)
-    return mode
-
-
-class _OwnedMode(CastMode):
+class OwnedMode(CastMode):
     """The cast mode of one `Precision`. It stands aside where another one's model runs inside, and in backward passes.
 
     Activation checkpointing runs forwards again in there; each of them is then the outermost one and casts by itself.
     """
 
     def __init__(self, owner: Precision) -> None:
-        super().__init__(owner.action_of)
+        super().__init__(owner.plans_of, cache(owner.kept_casts))
         self.owner = owner
+        self.aside = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _innermost() is not self:
-            return func(*args, **(kwargs or {}))
+        if func in self.idle or self.aside:
+            return func(*args, **kwargs) if kwargs else func(*args)
         return super().__torch_function__(func, types, args, kwargs)
 
-    def on_other(self, func: Any, call: Any, args: Any, kwargs: Any) -> Any:
-        if call.op.family != "autograd":
-            return super().on_other(func, call, args, kwargs)
-        self.forget_weights()
-        _thread.mode = None
+    def on_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a backward pass, in which this mode stands aside."""
+        RUNNING.mode, self.aside = None, True
         try:
             return func(*args, **kwargs)
         finally:
-            _thread.mode = self
+            RUNNING.mode, self.aside = self, False
 
 
 def _checkpointed_in_frame() -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
     """Return how to make a function run in the current frame, now and again later; None where nothing is cast."""
-    mode = _innermost()
+    mode = RUNNING.mode
     if mode is None:
         return None
     current, precision = mode.frames[-1], mode.owner
@@ -197,22 +205,25 @@ def _store(
 
 
 def _forward_of(precision: Precision, path: str, module: nn.Module) -> Callable[..., Any]:
-    """Return what runs in place of a module's forward: the same code in a frame of its own."""
+    """Return what runs in place of a module's forward: the same code in a frame of its own, or a leaf's in short."""
     returns_fp32 = path == "" and precision.policy.outputs == "fp32"
     agrees = isinstance(module, nn.RNNBase)
 
-    def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        mode = _innermost()
+    def in_frame(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        mode = RUNNING.mode
         if not agrees and not returns_fp32 and mode is not None and mode.owner is precision:  # the usual case, in short
             mode.enter(path)
             try:
-                return original(*args, **kwargs)
+                return original_forward(module)(*args, **kwargs)
             finally:
                 mode.leave()
         with precision.frame(path):
             if agrees:  # nn.LSTM and its kin compare the input's dtype with the stored weights' before any op runs
                 args, kwargs = cast_floats((args, kwargs), next(module.parameters()).dtype)
-            result = original(*args, **kwargs)
+            result = original_forward(module)(*args, **kwargs)
         return cast_floats(result, torch.float32) if returns_fp32 else result
 
-    return around
+    def action_of(op: str) -> Action:
+        return precision.action_of(path, op, 0) if lookup(op).is_site else None
+
+    return (leaf_forward(module, precision, action_of, in_frame) if path else None) or in_frame

@@ -1,0 +1,148 @@
+"""Specialised forwards of torch's leaf modules: what the cast mode would do in them, without its detours.
+
+A Linear between two other calls is the most common thing there is in a model. Its one site needs no mode to be found:
+the input and the weights are cast, and the kernel is called with torch functions switched off. Whatever is not plain
+(a subclass, a parametrization, a tensor subclass, another mode on the stack, torch.compile) takes the general way.
+"""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+from torch._C import DisableTorchFunction
+from torch._C import _len_torch_function_stack as num_modes
+from torch.compiler import is_dynamo_compiling
+from torch.nn import functional as F
+
+from autoprec.runtime.cast_mode import CASTABLE, Action
+from autoprec.runtime.edits import EDITS
+from autoprec.runtime.running import RUNNING
+from autoprec.runtime.weight_casts import CONVERSIONS, SMALLEST, to_dtype
+
+# Each has one site: the op of this name, called once in a forward, on the input and what the module holds.
+_WEIGHTED: Mapping[type[nn.Module], str] = MappingProxyType(
+    {nn.Linear: "linear", nn.Conv1d: "conv1d", nn.Conv2d: "conv2d", nn.Conv3d: "conv3d"}
+)
+_UNARY: Mapping[type[nn.Module], str] = MappingProxyType(
+    {
+        nn.Identity: "",
+        nn.ReLU: "relu",
+        nn.ReLU6: "hardtanh",
+        nn.LeakyReLU: "leaky_relu",
+        nn.ELU: "elu",
+        nn.GELU: "gelu",
+        nn.SiLU: "silu",
+        nn.Mish: "mish",
+        nn.Tanh: "tanh",
+        nn.Sigmoid: "sigmoid",
+        nn.Hardswish: "hardswish",
+        nn.Softplus: "softplus",
+        nn.Softmax: "softmax",
+        nn.LogSoftmax: "log_softmax",
+        nn.Dropout: "dropout",
+        nn.LayerNorm: "layer_norm",
+        nn.RMSNorm: "rms_norm",
+        nn.GroupNorm: "group_norm",
+        nn.BatchNorm1d: "batch_norm",
+        nn.BatchNorm2d: "batch_norm",
+        nn.BatchNorm3d: "batch_norm",
+        nn.MaxPool2d: "max_pool2d",
+        nn.AvgPool2d: "avg_pool2d",
+    }
+)
+
+
+def leaf_forward(
+    module: nn.Module, owner: Any, action_of: Callable[[str], Action], general: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """Return a forward in short for `module`, or None if only the `general` one is right for it.
+
+    `owner` is whose modes it serves; `action_of(op)` is what the policy does at the op's first call in this module.
+    """
+    kind = type(module)
+    if "forward" in module.__dict__:
+        return None
+    if kind in _WEIGHTED:
+        action = action_of(_WEIGHTED[kind])
+        return _weighted(module, owner, action, general) if isinstance(action, torch.dtype) else None
+    if kind in _UNARY:
+        action = action_of(_UNARY[kind]) if _UNARY[kind] else None
+        if action is None or isinstance(action, torch.dtype):
+            return _unary(module, owner, action, general)
+    return None
+
+
+def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of a Linear or a convolution; every helper it does not call is a microsecond less."""
+    kind, is_linear, convert = type(module), type(module) is nn.Linear, CONVERSIONS[dtype]
+    is_large = module.weight.numel() >= SMALLEST
+
+    def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
+        mode = RUNNING.mode
+        if (
+            mode is not None
+            and mode.owner is owner
+            and type(self) is kind
+            and type(input) is torch.Tensor
+            and num_modes() == 1
+            and not is_dynamo_compiling()
+        ):
+            weight: Any = self._parameters["weight"]
+            bias: Any = self._parameters["bias"]
+            if type(weight) is nn.Parameter and (bias is None or type(bias) is nn.Parameter):
+                with DisableTorchFunction():  # first of all: with the mode on, input.dtype alone costs microseconds
+                    x = input if input.dtype is dtype else _cast_input(input, dtype)
+                    if x is not None and weight.dtype in CASTABLE and not weight.is_inference():
+                        casts = mode.casts[dtype]
+                        w: Any = weight
+                        b: Any = bias
+                        if w.dtype is not dtype:
+                            if is_large or id(weight) in casts:
+                                w = mode.cast_weight(weight, dtype)
+                            else:
+                                w = convert(weight)
+                                casts[id(weight)] = (weight, weight._version, EDITS.setdefault(id(weight), 0), w)
+                        if b is not None and b.dtype is not dtype:
+                            if id(bias) in casts or bias.is_inference():
+                                b = mode.cast_weight(bias, dtype)
+                            else:
+                                b = convert(bias)
+                                casts[id(bias)] = (bias, bias._version, EDITS.setdefault(id(bias), 0), b)
+                        return F.linear(x, w, b) if is_linear else self._conv_forward(x, w, b)
+        return general(self, input)
+
+    return forward
+
+
+def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the forward of a module whose one op casts its input alone, or nothing."""
+    kind, original = type(module), type(module).forward
+
+    def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
+        mode = RUNNING.mode
+        if (
+            mode is not None
+            and mode.owner is owner
+            and type(self) is kind
+            and type(input) is torch.Tensor
+            and num_modes() == 1
+            and not is_dynamo_compiling()
+            and not (dtype is not None and self.__dict__.get("inplace"))
+        ):
+            with DisableTorchFunction():
+                if dtype is None:
+                    return original(self, input)
+                weight = self._parameters.get("weight")
+                x = input if input.dtype is dtype else _cast_input(input, dtype)
+                if x is not None and (weight is None or weight.dtype is torch.float32):
+                    return original(self, x)
+        return general(self, input)
+
+    return forward
+
+
+def _cast_input(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """Return `x` in `dtype`, or None where that takes more care: its cast would be shared, as a leaf's is."""
+    return to_dtype(x, dtype) if x.dtype in CASTABLE and not (x.requires_grad and x.is_leaf) else None

@@ -1,0 +1,15 @@
+"""The mode whose model or loss code runs in each thread."""
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autoprec.runtime.precision import OwnedMode
+
+
+class _Running(threading.local):
+    mode: "OwnedMode | None" = None
+
+
+RUNNING = _Running()
+"""`RUNNING.mode` is that of the innermost model, where one runs inside another; None where no model runs."""

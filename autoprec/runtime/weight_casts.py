@@ -1,0 +1,113 @@
+"""Casts of weights that are made once an optimizer step, not once a forward, and are never stale."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import nn
+
+from autoprec.runtime.edits import watch_for
+
+# A smaller weight is cast anew in each forward: looking whether its cast is still good would cost as much.
+SMALLEST = 2**13
+
+
+# What `.to(dtype)` does, without parsing its many signatures.
+CONVERSIONS: Mapping[torch.dtype, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {torch.bfloat16: torch.Tensor.bfloat16, torch.float16: torch.Tensor.half, torch.float32: torch.Tensor.float}
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """A cast and what its weight looked like when it was made."""
+
+    weight: torch.Tensor
+    cast: torch.Tensor
+    version: int
+    data_ptr: int
+
+    def is_fresh(self, weight: torch.Tensor, version: int) -> bool:
+        """Return whether `weight` is what was cast, and can have been edited by nobody since."""
+        return (
+            self.weight is weight
+            and self.version == version
+            and self.data_ptr == weight.data_ptr()
+            and not _is_aliased(weight)
+        )
+
+
+class WeightCasts:
+    """The casts of a model's weights that live from one forward to the next, until an optimizer steps.
+
+    So the micro-batches that accumulate a gradient share them. The gradient still flows through the cast once a
+    backward pass: what is accumulated is what it would be with a cast for each micro-batch.
+
+    A cast is used again only if its weight cannot have changed: it is the same tensor in the same memory with the same
+    version; no optimizer that holds it has stepped; nobody has touched its `.data`; and nobody holds an alias of its
+    memory (a flat buffer, a detached tensor, a NumPy array), through which it could be written unseen. Weights that
+    FSDP gathers are never kept: it refills their memory unseen, and keeping a copy would undo the sharding. Neither
+    is anything kept once the model has run inside a CUDA graph, whose replay runs an optimizer without its hooks.
+    Code that writes to a weight's memory behind torch's back must call `clear()`.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[torch.dtype, _Kept]] = {}
+        self._captured = False
+        watch_for(self)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def cast(self, weight: torch.Tensor, dtype: torch.dtype, version: int) -> torch.Tensor:
+        """Return `weight` in `dtype`, from an earlier forward if it is still good; its version is known."""
+        formats = self._kept.get(id(weight))
+        kept = None if formats is None else formats.get(dtype)
+        if kept is not None and kept.is_fresh(weight, version) and not self._is_captured(weight):
+            return kept.cast
+        cast = to_dtype(weight, dtype)
+        if self._may_keep(weight, cast):
+            fresh = _Kept(weight, cast, version, weight.data_ptr())
+            self._kept.setdefault(id(weight), {})[dtype] = fresh
+        return cast
+
+    def clear(self) -> None:
+        """Cast every weight anew from here on."""
+        self._kept.clear()
+
+    def forget(self, weights: Iterable[torch.Tensor]) -> None:
+        """Drop the casts of these weights."""
+        if self._kept:
+            for weight in weights:
+                self._kept.pop(id(weight), None)
+
+    def _may_keep(self, weight: torch.Tensor, cast: torch.Tensor) -> bool:
+        return (
+            type(weight) is nn.Parameter
+            and not self._is_captured(weight)
+            and not torch._C._functorch.is_functorch_wrapped_tensor(cast)
+        )
+
+    def _is_captured(self, weight: torch.Tensor) -> bool:
+        if not self._captured and weight.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._captured = True
+            self.clear()
+        return self._captured
+
+
+def any_is_sharded(modules: Iterable[nn.Module]) -> bool:
+    """Return whether FSDP2 manages the parameters of one of `modules`."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in modules)
+
+
+def to_dtype(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return `tensor` in `dtype`, a float that a policy casts to."""
+    return CONVERSIONS[dtype](tensor)
+
+
+def _is_aliased(weight: torch.Tensor) -> bool:
+    """Return whether anything besides `weight` holds its memory; the storage object that is asked is the second."""
+    return torch._C._storage_Use_Count(weight.untyped_storage()._cdata) > 2

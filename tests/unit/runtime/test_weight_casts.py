@@ -1,0 +1,326 @@
+"""A weight is cast once an optimizer step, and its cast is never stale."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils import swap_tensors
+from torch.utils.checkpoint import checkpoint
+
+from autoprec.policy import Policy, Rule
+from autoprec.runtime import apply
+from autoprec.runtime import weight_casts as casts_of_weights
+
+BF16 = Policy(name="test", rules=(Rule(sites="*", format="bf16"),))
+X = torch.linspace(-1, 1, 3 * 96).reshape(3, 96)
+
+
+@pytest.fixture
+def casts(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Note the shape of every tensor that is cast to bf16."""
+    noted: list[torch.Size] = []
+    plain = torch.Tensor.bfloat16
+
+    def noting(tensor: torch.Tensor) -> torch.Tensor:
+        noted.append(tensor.shape)
+        return plain(tensor)
+
+    table = {**casts_of_weights.CONVERSIONS, torch.bfloat16: noting}
+    monkeypatch.setattr(casts_of_weights, "CONVERSIONS", table)
+    return noted
+
+
+def model_of(*, functional: bool = False) -> nn.Module:
+    """Return a model with one large weight, used by a module or by functional code."""
+    torch.manual_seed(0)
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(96, 96)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if functional:
+                return nn.functional.linear(x, self.linear.weight, self.linear.bias)
+            output: torch.Tensor = self.linear(x)
+            return output
+
+    return Net()
+
+
+LARGE = torch.Size([96, 96])
+
+
+@pytest.mark.parametrize("functional", [True, False])
+def test_micro_batches_share_the_cast_and_accumulate_as_without_it(casts: list[torch.Size], functional: bool) -> None:
+    model = model_of(functional=functional)
+    precision = apply(model, BF16)
+    for number in range(4):
+        x = X * number
+        with precision.loss():
+            loss = model(x).square().mean()
+        loss.backward()
+    assert casts.count(LARGE) == 1
+
+    reference = model_of()
+    for number in range(4):
+        x = (X * number).bfloat16()
+        y = nn.functional.linear(x, reference.linear.weight.bfloat16(), reference.linear.bias.bfloat16())  # type: ignore[operator,union-attr]
+        y.float().bfloat16().square().mean().backward()
+    assert torch.equal(model.linear.weight.grad, reference.linear.weight.grad)  # type: ignore[union-attr]
+
+
+def fused(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+
+
+def foreach(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+
+
+def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+
+@pytest.mark.parametrize("optimizer", [fused, foreach, lbfgs])
+def test_a_step_is_seen(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
+    model = model_of()
+    apply(model, BF16)
+    stepping = optimizer(model)
+
+    def closure() -> torch.Tensor:
+        stepping.zero_grad()
+        loss = model(X).square().mean()
+        loss.backward()
+        return loss
+
+    closure()
+    stepping.step(closure)  # type: ignore[arg-type]
+    assert_fresh(model)
+
+
+def assert_fresh(model: nn.Module) -> None:
+    twin = model_of()
+    twin.load_state_dict(model.state_dict())
+    apply(twin, BF16)
+    assert torch.equal(model(X), twin(X))
+
+
+def edit_in_place(weight: nn.Parameter) -> None:
+    with torch.no_grad():
+        weight.mul_(3)
+
+
+def edit_through_data(weight: nn.Parameter) -> None:
+    weight.data.mul_(3)
+
+
+def edit_by_setting_data(weight: nn.Parameter) -> None:
+    weight.data = weight.detach() * 3
+
+
+def edit_by_swapping(weight: nn.Parameter) -> None:
+    swap_tensors(weight, nn.Parameter(weight.detach() * 3))
+
+
+def edit_a_detached_tensor(weight: nn.Parameter) -> None:
+    weight.detach().mul_(3)
+
+
+EDITS = [edit_in_place, edit_through_data, edit_by_setting_data, edit_by_swapping, edit_a_detached_tensor]
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_between_micro_batches_is_seen(edit: Callable[[nn.Parameter], None]) -> None:
+    model: Any = model_of()
+    apply(model, BF16)
+    before = model(X)
+    before.sum().backward()
+    edit(model.linear.weight)
+    assert not torch.equal(model(X), before)
+    assert_fresh(model)
+
+
+def test_an_edit_through_an_alias_made_before_is_seen() -> None:
+    model: Any = model_of()
+    apply(model, BF16)
+    alias = model.linear.weight.data
+    array = model.linear.weight.detach().numpy()
+    before = model(X)
+    before.sum().backward()
+    alias.mul_(3)
+    after = model(X)
+    assert not torch.equal(after, before)
+    np.multiply(array, 3, out=array)
+    assert not torch.equal(model(X), after)
+    assert_fresh(model)
+
+
+def test_an_edit_through_data_in_the_middle_of_a_forward_is_seen() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(96, 96, bias=False)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            first = self.linear(x)
+            self.linear.weight.data.zero_()
+            return first, self.linear(x)
+
+    model = Twice()
+    apply(model, BF16)
+    first, second = model(X)
+    assert first.abs().sum() > 0
+    assert second.abs().sum() == 0
+
+
+@pytest.mark.parametrize("assign", [True, False])
+def test_a_loaded_state_is_seen(assign: bool) -> None:
+    model = model_of()
+    apply(model, BF16)
+    before = model(X)
+    before.sum().backward()
+    model.load_state_dict({name: value * 3 for name, value in model.state_dict().items()}, assign=assign)
+    assert not torch.equal(model(X), before)
+    assert_fresh(model)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_checkpointing_runs_again_sees_the_weight_as_it_is(reentrant: bool) -> None:
+    model: Any = model_of()
+    apply(model, BF16)
+    used: list[torch.Tensor] = []
+
+    class Recomputed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            used.append(model.linear.weight.detach().clone())
+            y: torch.Tensor = model(x)
+            return y.sin()
+
+    y = checkpoint(Recomputed(), X.clone().requires_grad_(), use_reentrant=reentrant)
+    assert y is not None
+    with torch.no_grad():
+        model.linear.weight.zero_()
+        model.linear.bias.zero_()
+    y.sum().backward()
+    assert len(used) == 2
+    assert_fresh(model)
+    assert model(X).abs().sum() == 0
+
+
+def test_a_forward_without_gradients_neither_makes_nor_spoils_a_cast(casts: list[torch.Size]) -> None:
+    model: Any = model_of()
+    apply(model, BF16)
+    with torch.no_grad():
+        model(X)
+    model(X).sum().backward()
+    assert model.linear.weight.grad is not None
+    assert casts.count(LARGE) == 2
+    with torch.no_grad():
+        model(X)
+    model(X).sum().backward()
+    assert casts.count(LARGE) == 3
+
+
+def test_the_memory_of_the_casts_is_free_in_the_step() -> None:
+    model: Any = model_of()
+    precision = apply(model, BF16)
+    kept = precision.kept_casts()
+    assert kept is not None
+    model(X).sum().backward()
+    assert len(kept) == 1
+    seen: list[int] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: seen.append(len(kept)))
+    optimizer.step()
+    model(X)
+    precision.remove()
+    assert len(kept) == 0
+
+
+def test_the_step_of_another_optimizer_keeps_the_casts(casts: list[torch.Size]) -> None:
+    model: Any = model_of()
+    apply(model, BF16)
+    model(X).sum().backward()
+    other = nn.Linear(2, 2)
+    other(torch.ones(1, 2)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    model(X)
+    assert casts.count(LARGE) == 1
+
+
+def test_a_cast_made_inside_a_transform_dies_with_it() -> None:
+    model: Any = model_of()
+    apply(model, BF16)
+    weights = dict(model.named_parameters())
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = torch.func.functional_call(model, weights, (x,))
+        return y.square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, X)
+    assert gradients["linear.weight"].shape == (3, 96, 96)
+    torch.func.vmap(lambda x: model(x))(X)
+    model(X).sum().backward()
+    assert model.linear.weight.grad is not None
+
+
+def test_one_model_in_two_threads_accumulates_both_gradients() -> None:
+    model: Any = model_of()
+    apply(model, BF16)
+
+    def work() -> None:
+        for _ in range(5):
+            model(X).sum().backward()
+
+    work()
+    alone = model.linear.weight.grad.clone()
+    model.zero_grad()
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(model.linear.weight.grad, alone * 2)
+
+
+def test_a_tied_weight_is_cast_once(casts: list[torch.Size]) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = nn.Linear(96, 96)
+            self.two = nn.Linear(96, 96)
+            self.two.weight = self.one.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.two(self.one(x))
+            return y
+
+    model = Tied()
+    apply(model, BF16)
+    model(X).sum().backward()
+    assert casts.count(LARGE) == 1
+
+
+def test_a_frozen_weight_is_cast_once_too(casts: list[torch.Size]) -> None:
+    model: Any = model_of()
+    model.linear.weight.requires_grad_(requires_grad=False)
+    apply(model, BF16)
+    for _ in range(3):
+        model(X).sum().backward()
+    assert casts.count(LARGE) == 1
+    edit_in_place(model.linear.weight)
+    assert_fresh(model)
+
+
+def test_inference_weights_are_cast_anew() -> None:
+    with torch.inference_mode():
+        model = model_of()
+        apply(model, BF16)
+        before = model(X)
+        model.linear.weight.zero_()  # type: ignore[operator,union-attr]
+        assert not torch.equal(model(X), before)
