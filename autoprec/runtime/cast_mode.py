@@ -8,24 +8,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from autoprec.graph.site import LOSS_MODULE
-from autoprec.runtime.calls import Call, describe
+from autoprec.runtime.calls import Call
 from autoprec.runtime.edits import EDITS
+from autoprec.runtime.plans import BACKWARD, CASTABLE, PROMOTE, ModulePlans, agrees
 from autoprec.runtime.site_mode import Frame, SiteMode
 from autoprec.runtime.weight_casts import SMALLEST, WeightCasts, to_dtype
 
-# What to do at a site: cast to a dtype, agree on the widest dtype given (PROMOTE), have somebody else run it, nothing.
-PROMOTE = "promote"
-Executor = Callable[[Any, Call, Any, Any], Any]
-Action = torch.dtype | str | Executor | None
-
-# Kernels of these families raise on arguments of different dtypes, so an unnamed site of theirs agrees on the widest.
-_AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent"})
-# They run a backward pass: weights may be updated by hooks in it, and what is recomputed in it casts by itself.
-_BACKWARD = frozenset({"backward", "grad"})
 # A cast of this forward: the weight (an `id` outlives what it points at), its version, its noticed edits, its cast.
 _Cast = tuple[torch.Tensor, int, int, torch.Tensor]
-CASTABLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
-
 
 # Where norms take their running statistics, which they write to.
 _STATISTICS: Mapping[Any, tuple[int, int]] = {
@@ -34,10 +24,6 @@ _STATISTICS: Mapping[Any, tuple[int, int]] = {
     torch.batch_norm: (3, 4),
     torch.instance_norm: (3, 4),
 }
-
-
-def _agrees(call: Call) -> bool:
-    return call.op.family in _AGREEING or call.op.one_dtype
 
 
 def _writes(call: Call, kwargs: Mapping[str, Any]) -> bool:
@@ -56,55 +42,6 @@ def tensors_in(values: Any) -> Iterator[torch.Tensor]:
 def widest(dtypes: set[torch.dtype]) -> torch.dtype:
     """Return the dtype that holds all of `dtypes`: float32 for a mix of float16 and bfloat16."""
     return next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
-
-
-class Plan:
-    """What the policy does with the calls of one torch function in one module.
-
-    `idle` says that there is never anything to do; `action` is None where it depends on the index of the site.
-    """
-
-    __slots__ = ("action", "agrees", "by_index", "call", "idle", "plain")
-
-    def __init__(self, call: Call, action: Action, *, by_index: bool) -> None:
-        self.call = call
-        self.by_index = by_index
-        self.agrees = _agrees(call)
-        self.action = PROMOTE if action is None and self.agrees else action
-        is_other = not call.op.is_site and call.op.name != "setitem" and call.op.name not in _BACKWARD
-        self.idle = call.entered is None and (is_other or (call.op.is_site and not by_index and self.action is None))
-        # The common case: every floating argument is cast to one dtype, and none is written to.
-        self.plain = call.op.is_site and not by_index and isinstance(action, torch.dtype) and call.op.cast == "all"
-        self.plain = self.plain and not call.writes_first
-
-
-class ModulePlans:
-    """The sites of one module as the policy sees them: what to do at each, planned when it is first met."""
-
-    __slots__ = ("_action_of", "_depends_on_index", "idle", "path", "plans")
-
-    def __init__(
-        self, path: str, action_of: Callable[[str, str, int], Action], depends_on_index: Callable[[str, str], bool]
-    ) -> None:
-        self.path = path
-        self.plans: dict[Any, Plan] = {}
-        self.idle: set[Any] = set()
-        self._action_of = action_of
-        self._depends_on_index = depends_on_index
-
-    def action_of(self, op: str, index: int) -> Action:
-        """Return what the policy does at a site of this module."""
-        return self._action_of(self.path, op, index)
-
-    def plan(self, func: Any) -> Plan:
-        """Plan the calls of `func` in this module."""
-        call = describe(func)
-        by_index = call.op.is_site and self._depends_on_index(self.path, call.op.name)
-        action = None if by_index or not call.op.is_site else self.action_of(call.op.name, 0)
-        plan = self.plans[func] = Plan(call, action, by_index=by_index)
-        if plan.idle:
-            self.idle.add(func)
-        return plan
 
 
 class CastMode(SiteMode):
@@ -156,13 +93,12 @@ class CastMode(SiteMode):
             return self.on_other(func, call, args, kwargs)
         frame = self.frames[-1]
         index = frame.next_index(call.op.name)
-        if plan.plain and not kwargs and not frame.leaves_alone():
-            return self._call_plain(func, plan, args)
+        if plan.dtype is not None and not kwargs and not frame.leaves_alone():
+            return self._call_plain(func, plan.dtype, args)
         return self.on_site(func, call, frame, index, args, kwargs)
 
-    def _call_plain(self, func: Any, plan: Plan, args: Any) -> Any:
+    def _call_plain(self, func: Any, dtype: torch.dtype, args: Any) -> Any:
         """Run a call whose arguments are all cast to one dtype."""
-        dtype = plan.action
         cast = []
         for value in args:
             if isinstance(value, torch.Tensor):
@@ -185,7 +121,7 @@ class CastMode(SiteMode):
         action = None
         if not frame.leaves_alone():
             action = self._plans.action_of(call.op.name, index)
-        if action is None and _agrees(call):
+        if action is None and agrees(call):
             action = PROMOTE
         if action is None or kwargs.get("max_norm") is not None:  # such an embedding writes to its weight
             return func(*args, **kwargs)
@@ -207,7 +143,7 @@ class CastMode(SiteMode):
         """Run a call without a site; what is assigned to a part of a tensor takes its dtype, mask or no mask."""
         if call.op.name == "setitem" and args[0].dtype in CASTABLE and isinstance(args[2], torch.Tensor):
             args = (*args[:2], self.cast(args[2], args[0].dtype))
-        if call.op.name in _BACKWARD and not call.property_name:
+        if call.op.name in BACKWARD and not call.property_name:
             self.forget_weights()
             return self.on_backward(func, args, kwargs)
         return func(*args, **kwargs)
@@ -224,7 +160,7 @@ class CastMode(SiteMode):
 
     def _call_writing(self, func: Any, call: Call, written: Any, args: Any, kwargs: Any) -> Any:
         """Run a call that writes to an argument: it computes in that argument's dtype."""
-        if not _agrees(call) or not isinstance(written, torch.Tensor) or not written.is_floating_point():
+        if not agrees(call) or not isinstance(written, torch.Tensor) or not written.is_floating_point():
             return func(*args, **kwargs)
 
         def adapted(value: Any) -> Any:

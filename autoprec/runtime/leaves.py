@@ -16,8 +16,8 @@ from torch._C import _len_torch_function_stack as num_modes
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 
-from autoprec.runtime.cast_mode import CASTABLE, Action
 from autoprec.runtime.edits import EDITS
+from autoprec.runtime.plans import CASTABLE, Action
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.weight_casts import CONVERSIONS, SMALLEST, to_dtype
 
@@ -104,7 +104,7 @@ def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[...
                             else:
                                 w = convert(weight)
                                 casts[id(weight)] = (weight, weight._version, EDITS.setdefault(id(weight), 0), w)
-                        if b is not None and b.dtype is not dtype:
+                        if bias is not None and bias.dtype is not dtype:
                             if id(bias) in casts or bias.is_inference():
                                 b = mode.cast_weight(bias, dtype)
                             else:

@@ -13,7 +13,7 @@ from autoprec.errors import ApplyError
 from autoprec.graph.site import LOSS_MODULE, Site
 from autoprec.ops import lookup
 from autoprec.policy import Policy
-from autoprec.runtime.cast_mode import PROMOTE, Action, CastMode, ModulePlans
+from autoprec.runtime.cast_mode import CastMode
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.dtypes import torch_dtype
 from autoprec.runtime.forwards import original_forward, replace_forward, restore_forward
@@ -21,6 +21,7 @@ from autoprec.runtime.leaves import leaf_forward
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import MatmulState, claim_float32_matmul, release
 from autoprec.runtime.outputs import cast_floats
+from autoprec.runtime.plans import PROMOTE, Action, ModulePlans
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.site_mode import Frame
 from autoprec.runtime.weight_casts import WeightCasts, any_is_sharded
