@@ -47,6 +47,10 @@ class SitePattern:
         """Return whether the pattern names sites of `module`, whatever their op."""
         return self._parts[0].fullmatch(module) is not None
 
+    def matches_op(self, op: str) -> bool:
+        """Return whether the pattern names sites of `op`, whatever their module."""
+        return self._parts[1].fullmatch(op) is not None
+
     @property
     def catches_all(self) -> bool:
         """Return whether the pattern names every site there can be."""

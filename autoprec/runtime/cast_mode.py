@@ -12,7 +12,7 @@ from autoprec.runtime.site_mode import Frame, SiteMode
 
 # What to do at a site: cast to a dtype, agree on the widest dtype given (PROMOTE), or nothing (None).
 PROMOTE = "promote"
-Action = torch.dtype | str | None
+Action = torch.dtype | str | Callable[..., Any] | None  # called: `action(func, call, args, kwargs)` runs the site
 
 # Kernels of these families raise on arguments of different dtypes, so an unnamed site of theirs agrees on the widest.
 _AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent"})
@@ -76,6 +76,8 @@ class CastMode(SiteMode):
     def on_site(self, func: Any, call: Call, frame: Frame, index: int, args: Any, kwargs: Any) -> Any:
         """Cast what the policy says to cast, and run the call."""
         action = None if frame.leaves_alone() else self._action_of(frame.module, call.op.name, index)
+        if callable(action):
+            return action(func, call, args, kwargs)
         if action is None and _agrees(call):
             action = PROMOTE
         if action is None or kwargs.get("max_norm") is not None:  # such an embedding writes to its weight

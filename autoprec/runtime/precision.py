@@ -12,7 +12,8 @@ from torch import nn
 from autoprec.errors import ApplyError
 from autoprec.graph.site import LOSS_MODULE, Site
 from autoprec.policy import Policy
-from autoprec.runtime.cast_mode import PROMOTE, Action, CastMode
+from autoprec.runtime.actions import Actions
+from autoprec.runtime.cast_mode import Action, CastMode
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.dtypes import torch_dtype
 from autoprec.runtime.forwards import replace_forward, restore_forward
@@ -39,6 +40,7 @@ class Precision:
         self._lowered: tuple[str, ...] = ()
         self._matmul_claim: MatmulState | None = None
         self._wrapped: tuple[nn.Module, ...] = ()
+        self._plan = Actions(policy, device)
         self._actions: dict[tuple[str, str, int], Action] = {}
 
     def __enter__(self) -> Self:
@@ -62,7 +64,8 @@ class Precision:
     @property
     def casts(self) -> bool:
         """Return whether any site can be cast: False for a policy of fp32 alone, which installs nothing."""
-        return not {"fp32", "as_given"}.issuperset(self.policy.formats) or self.policy.parameters.storage != "fp32"
+        formats = (rule.format for rule in self.policy.rules if rule.format != "promote")
+        return not {"fp32", "as_given"}.issuperset(formats) or self.policy.parameters.storage != "fp32"
 
     def loss(self) -> Any:
         """Return a context manager for the loss code, whose sites have the module `@loss`.
@@ -116,7 +119,7 @@ class Precision:
         """Return what the policy does at a site."""
         key = (module, op, index)
         if key not in self._actions:
-            self._actions[key] = _action(self.policy.format_of(Site(*key))[0])
+            self._actions[key] = self._plan.at(Site(*key))
         return self._actions[key]
 
 
@@ -174,12 +177,6 @@ def _checkpointed_in_frame() -> Callable[[Callable[..., Any]], Callable[..., Any
         return run
 
     return entering
-
-
-def _action(format_name: str) -> Action:
-    if format_name == "as_given":
-        return None
-    return PROMOTE if format_name == "promote" else torch_dtype(format_name)
 
 
 def _store(

@@ -166,7 +166,7 @@ def test_plain_policy_has_every_key() -> None:
         (
             HEAD + RULES + "rule: 1",
             ':5: the policy has no key "rule"; keys: autoprec, name, device, parameters, float32_matmul, '
-            'loss_scale, outputs, rules, fallback, evidence; nearest: "rules"',
+            'float8, loss_scale, outputs, rules, fallback, evidence; nearest: "rules"',
         ),
         (HEAD + RULES + "name: q", ':5: the policy has the key "name" twice; delete one'),
         (HEAD + RULES + "1: q", ':5: a key of the policy is a whole number ("1"); expected text; quote it'),
