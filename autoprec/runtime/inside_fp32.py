@@ -19,7 +19,8 @@ from autoprec.ops import Op
 from autoprec.runtime import matmul_precision
 from autoprec.runtime.matmul_precision import TURN, Float32Matmul, MatmulState
 
-_CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
+_FP32 = frozenset({torch.float32})
+_CASTABLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 # The settings that the kernels of a family read; RNNs are made of matmuls where no kernel is fused.
 _SETTINGS = {
@@ -64,13 +65,22 @@ class InsideFp32:
 
     def __call__(self, func: Any, call: Any, args: Any, kwargs: Any) -> Any:
         """Return what the call computes; its backward, and that of its backward, run with the precision too."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        floats = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-        if not floats or any(each.dtype not in _CASTABLE for each in floats):
+        dtypes = {each.dtype for each in _tensors((*args, *kwargs.values())) if each.is_floating_point()}
+        if not dtypes or not dtypes <= _CASTABLE:
             return func(*args, **kwargs)
-        if not (call.writes_first or kwargs.get("out") is not None):  # such a call computes in the dtype it writes
-            args, kwargs = pytree.tree_unflatten([_fp32(leaf) for leaf in leaves], spec)
-        return _run(self, _SETTINGS[call.op.family], func, args, kwargs)
+        if dtypes != _FP32 and not call.writes_first and kwargs.get("out") is None:  # those compute in what they write
+            args, kwargs = pytree.tree_map(_fp32, (args, kwargs))
+        run = _run_between_graphs if torch.compiler.is_compiling() else _run
+        return run(self, _SETTINGS[call.op.family], func, args, kwargs)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors among values, bare or in tuples and lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
 
 
 def _fp32(leaf: Any) -> Any:
@@ -78,7 +88,6 @@ def _fp32(leaf: Any) -> Any:
     return leaf.to(torch.float32) if is_low else leaf
 
 
-@torch.compiler.disable(reason="torch.compile cannot trace a precision inside FP32 matmuls that holds for one call")  # type: ignore[untyped-decorator]
 def _run(inside: InsideFp32, settings: tuple[str, ...], func: Any, args: Any, kwargs: Any) -> Any:
     hold = _set(inside, settings, None)
     try:
@@ -86,9 +95,14 @@ def _run(inside: InsideFp32, settings: tuple[str, ...], func: Any, args: Any, kw
     finally:
         _put_back(hold)
     if torch.is_grad_enabled():
-        given = {leaf.grad_fn for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        _follow(inside, settings, pytree.tree_leaves(result), given, hold.first_node)
+        given = {each.grad_fn for each in _tensors((*args, *kwargs.values()))}
+        _follow(inside, settings, list(_tensors((result,))), given, hold.first_node)
     return result
+
+
+_run_between_graphs = torch.compiler.disable(
+    _run, reason="torch.compile cannot trace a precision inside FP32 matmuls that holds for one call"
+)
 
 
 def _set(inside: InsideFp32, settings: tuple[str, ...], backward: object | None) -> _Hold:
@@ -111,7 +125,7 @@ def _set(inside: InsideFp32, settings: tuple[str, ...], backward: object | None)
 def _put_back(hold: _Hold) -> None:
     if _holds and _holds[-1] is hold:  # otherwise a failed backward pass put it back
         _holds.pop()
-        matmul_precision.restore(hold.found)
+        matmul_precision.put_back(hold.found)
         TURN.__exit__(None, None, None)
 
 
@@ -167,7 +181,7 @@ def set_aside() -> Iterator[None]:
     if hold is None or hold.thread != threading.get_ident():
         yield
         return
-    matmul_precision.restore(hold.found)
+    matmul_precision.put_back(hold.found)
     try:
         yield
     finally:

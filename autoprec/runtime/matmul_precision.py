@@ -60,23 +60,22 @@ class _Turn:
     """
 
     def __init__(self) -> None:
-        self._free = threading.Condition()
+        self._taken = threading.Lock()
         self._thread: int | None = None
         self._depth = 0
 
     def __enter__(self) -> None:
         me = threading.get_ident()
-        with self._free:
-            self._free.wait_for(lambda: self._thread in (None, me))
+        if self._thread != me:  # only this thread writes its own number there
+            self._taken.acquire()
             self._thread = me
-            self._depth += 1
+        self._depth += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._free:
-            self._depth -= 1
-            if self._depth == 0:
-                self._thread = None
-                self._free.notify()
+        self._depth -= 1
+        if self._depth == 0:
+            self._thread = None
+            self._taken.release()
 
 
 # Whoever reads the settings in order to put them back must not read what another thread has set for one call.
@@ -105,8 +104,13 @@ def restore(state: MatmulState) -> None:
     written once; put back, it reads the same but no longer yields.
     """
     with TURN:
-        for (backend, op), value in state.stored.items():
-            torch._C._set_fp32_precision_setter(backend, op, value)
+        put_back(state)
+
+
+def put_back(state: MatmulState) -> None:
+    """Do what `restore` does; the caller holds `TURN`."""
+    for (backend, op), value in state.stored.items():
+        torch._C._set_fp32_precision_setter(backend, op, value)
 
 
 _claims: list["weakref.ref[MatmulState]"] = []
