@@ -151,7 +151,7 @@ def _hook(node: Any, inside: InsideFp32, settings: tuple[str, ...], given: set[A
     holds: list[_Hold] = []
 
     def before(_: Any) -> None:
-        holds.append(_set(inside, settings, _this_backward()))
+        holds[:] = [_set(inside, settings, _this_backward())]  # that of a failed backward is put back already
 
     def after(grads: Any, incoming: Any) -> None:
         hold = holds.pop()
