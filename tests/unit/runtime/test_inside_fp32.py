@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -237,6 +238,23 @@ def test_two_models_with_two_policies_in_one_backward() -> None:
     assert seen.precisions == ["tf32"] * 2 + ["bf16"] * 2 + ["bf16"] * 4 + ["tf32"] * 3
 
 
+def test_nodes_that_another_thread_made_before_the_site_are_not_followed() -> None:
+    """Numbers of nodes count by thread: those of the input may be larger than that of the site."""
+    model = mlp()
+    h = F.gelu(model[0](X.clone().requires_grad_()))
+    results: list[Tensor] = []
+    with apply(model, policy(("2:linear", "fp32_bf16"), ("*", "fp32"))), Seen() as seen:
+        thread = threading.Thread(target=lambda: results.append(model[2](h)))
+        thread.start()
+        thread.join()
+        assert results[0].grad_fn is not None
+        assert h.grad_fn is not None
+        assert results[0].grad_fn._sequence_nr() < h.grad_fn._sequence_nr()
+        results[0].sum().backward()
+    assert seen.others == {"ieee"}
+    assert seen.precisions == ["bf16", "bf16", "ieee", "ieee"]
+
+
 def test_one_backward_twice() -> None:
     model = mlp()
     with apply(model, FIRST), Seen() as seen:
@@ -338,7 +356,10 @@ def test_compiled_the_site_runs_between_graphs_and_fullgraph_says_why() -> None:
             result = torch.compile(model, backend="aot_eager")(X)
             result.sum().backward()
         assert torch.equal(result, expected)
-        assert "bf16" in seen.precisions
+        assert seen.precisions == ["bf16", "ieee", "ieee", "ieee", "bf16"]
+        torch.compiler.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="cannot trace a precision inside FP32 matmuls"):
+            torch.compile(model, backend="aot_eager", fullgraph=True)(X)
 
 
 def test_the_engine_is_wrapped_once() -> None:
