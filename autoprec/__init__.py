@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from autoprec.errors import AutoprecError
     from autoprec.graph.site import Site
     from autoprec.policy import (
+        Float8,
         LossScale,
         Parameters,
         Policy,
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AutoprecError",
+    "Float8",
     "LossScale",
     "Parameters",
     "Policy",
@@ -46,6 +48,7 @@ __all__ = [
 
 _HOMES = {
     "AutoprecError": "autoprec.errors",
+    "Float8": "autoprec.policy",
     "LossScale": "autoprec.policy",
     "Parameters": "autoprec.policy",
     "Policy": "autoprec.policy",

@@ -2,7 +2,8 @@
 
 GPT-2 124M, BERT-base, ViT-B/16 and ResNet-50 from configs, random weights and batches. For each, strict fp32, every
 preset the device runs, and plain torch.autocast are timed in the same interleaved rounds, with their memory; then the
-losses of the autocast preset and of torch.autocast are compared bit for bit. Writes one JSON file a device to
+losses of the autocast preset and of torch.autocast are compared bit for bit. Then a stack of linear layers: FP8 with
+both scalings, and TF32 site by site, beside bf16 and TF32 for all. Writes one JSON file a device to
 reports/gpu/. `--tiny` shrinks the shapes, to see on any machine that the script runs.
 """
 
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from autoprec.measure import Training, interleave, measure_memory, speedup
-from autoprec.policy import preset, preset_names
+from autoprec.policy import INSIDE_FP32, Float8, Policy, Rule, preset, preset_names
 from autoprec.runtime.device import DeviceInfo, describe
 from autoprec.runtime.matmul_precision import supported
 from autoprec.workload import Workload, load_batches
@@ -83,8 +85,9 @@ def _under_autocast(workload: Workload, kind: str) -> Workload:
 def measure(workload: Workload, info: DeviceInfo, rounds: int) -> dict[str, Any]:
     """Return step times, speed-ups over strict fp32, memory, and whether the preset equals torch.autocast."""
     batches = load_batches(workload, 1, info.kind)
-    precisions = supported(info.kind)
-    names = [name for name in preset_names(info.kind) if _runs(name, info, precisions)]
+    policies = {name: preset(name, info.kind) for name in preset_names(info.kind)}
+    # Of the models' layers, some have sizes that FP8 kernels do not take; the linear layers below have none.
+    names = [name for name in policies if name != "fp8-matmul" and not _lacks(policies[name], info)]
     with ExitStack() as stack:
 
         def train(each: Workload, name: str) -> Training:
@@ -110,9 +113,63 @@ def measure(workload: Workload, info: DeviceInfo, rounds: int) -> dict[str, Any]
     }
 
 
-def _runs(name: str, info: DeviceInfo, precisions: tuple[str, ...]) -> bool:
-    policy = preset(name, info.kind)
-    return policy.float32_matmul in precisions and {*policy.formats} <= {*info.formats, "fp32"}
+def _lacks(policy: Policy, info: DeviceInfo) -> str:
+    """Return what the device has not of what `policy` needs to be timed, or an empty text."""
+    formats = {*policy.formats, policy.parameters.storage} - {*info.formats, "tf32"}
+    precisions = {f"{name} inside fp32" for name in policy.matmul_precisions if name not in supported(info.kind)}
+    return ", ".join(sorted(formats | precisions))
+
+
+def linear_layers(*, tiny: bool) -> Workload:
+    """Return the workload of feed-forward layers as wide as those of a 7B language model."""
+    width, depth, rows = (32, 1, 16) if tiny else (4096, 4, 8192)
+    layers = [layer for _ in range(depth) for layer in ((width, 4 * width), torch.nn.GELU, (4 * width, width))]
+    return Workload(
+        model=lambda: torch.nn.Sequential(
+            *(layer() if callable(layer) else torch.nn.Linear(*layer, bias=False) for layer in layers)
+        ),
+        batches=lambda: [torch.randn(rows, width, generator=torch.Generator().manual_seed(SEED))],
+        loss=lambda model, batch: model(batch).float().square().mean(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=1e-6),
+    )
+
+
+def _linear_policies() -> dict[str, Policy]:
+    def linear(name: str, fmt: str, **settings: Any) -> Policy:
+        rest = "fp32" if fmt in ("fp32", *INSIDE_FP32) else "bf16"
+        return Policy(name=name, rules=(Rule(sites="*:linear", format=fmt), Rule(sites="*", format=rest)), **settings)
+
+    return {
+        "fp32": linear("fp32", "fp32"),
+        "tf32 for all": linear("tf32 for all", "fp32", float32_matmul="tf32"),
+        "tf32 site by site": linear("tf32 site by site", "tf32"),
+        "bf16 inside fp32, site by site": linear("bf16 inside fp32, site by site", "fp32_bf16"),
+        "bf16": linear("bf16", "bf16"),
+        "fp8 tensorwise": linear("fp8 tensorwise", "fp8_e4m3"),
+        "fp8 rowwise": linear("fp8 rowwise", "fp8_e4m3", float8=Float8(scaling="rowwise")),
+    }
+
+
+def measure_linear(info: DeviceInfo, rounds: int, *, tiny: bool) -> dict[str, Any]:
+    """Return step times and speed-ups over fp32 of the policies the device has units for, and what the others lack."""
+    workload, policies = linear_layers(tiny=tiny), _linear_policies()
+    batches = load_batches(workload, 1, info.kind)
+    lacking = {name: lack for name, policy in policies.items() if (lack := _lacks(policy, info))}
+    with ExitStack() as stack:
+        runs = {
+            name: stack.enter_context(Training(workload, policy, device=info.kind, seed=SEED, batches=batches))
+            for name, policy in policies.items()
+            if name not in lacking
+        }
+        times = interleave(runs, rounds=rounds, steps_per_round=3, warmup=3, device=info.kind)
+    timed = {
+        name: {
+            "step_s": sorted(times[name])[rounds // 2],
+            "speedup_vs_fp32": asdict(speedup(times["fp32"], times[name])),
+        }
+        for name in runs
+    }
+    return {"runs": timed, "not timed, the device lacks": lacking}
 
 
 def main() -> None:
@@ -126,8 +183,15 @@ def main() -> None:
     info = describe(options.device)
     facts = {"name": info.name, "torch": info.torch_version, "native_formats": list(info.native_formats)}
     result: dict[str, Any] = {"command": "python benchmarks/gpu.py", "device": facts, "rounds": options.rounds}
-    for name, workload in workloads(tiny=options.tiny).items():
-        result[name] = measure(workload, info, options.rounds)
+    measured = {
+        "linear layers": lambda: measure_linear(info, options.rounds, tiny=options.tiny),
+        **{
+            name: partial(measure, workload, info, options.rounds)
+            for name, workload in workloads(tiny=options.tiny).items()
+        },
+    }
+    for name, run in measured.items():
+        result[name] = run()
         print(name, json.dumps(result[name], indent=2), flush=True)
         options.out.mkdir(parents=True, exist_ok=True)
         file = options.out / f"{info.name.split(',')[0].replace(' ', '-')}.json"

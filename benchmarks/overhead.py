@@ -1,9 +1,9 @@
 """What the runtime costs beside torch.autocast: python benchmarks/overhead.py [--json reports/overhead.json].
 
-Each row trains the same model three ways in the same interleaved rounds: plain FP32, under `torch.autocast`, and with the
+Each row trains one model three ways in the same interleaved rounds: plain FP32, under `torch.autocast`, and with the
 preset that makes autocast's assignment, applied by autoprec. `ratio` is the step time of autoprec over that of autocast
-(fp32 rows: over the plain model), the median over rounds with its 95 % interval. A step is forward, loss, backward and
-optimizer; the models are sized on this device so that a step under autocast takes about as long as the row says.
+(the fp32 row: over the plain model), the median over rounds with its 95 % interval. A step is forward, loss, backward
+and optimizer; the models are sized on this device so that a step under autocast takes about as long as the row says.
 `intercepts` times single calls, each over the same call without a policy.
 """
 

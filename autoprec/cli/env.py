@@ -8,7 +8,7 @@ import typer
 
 import autoprec
 
-_PACKAGES = ("torch", "optuna", "networkx", "scipy", "PyYAML", "typer", "rich")
+_PACKAGES = ("torch", "torchao", "optuna", "networkx", "scipy", "PyYAML", "typer", "rich")
 
 
 def env(
@@ -37,6 +37,7 @@ def _facts(kind: str) -> dict[str, Any]:
             "capability": dict(info.capability),
             "formats": list(info.formats),
             "native_formats": list(info.native_formats),
+            "emulated_formats": list(info.emulated_formats),
             "num_threads": info.num_threads,
         },
         "versions": {"autoprec": autoprec.__version__, "python": platform.python_version(), **_versions()},
@@ -66,6 +67,7 @@ def _lines(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("capability", capability or "-"),
         ("formats", ", ".join(device["formats"])),
         ("native", ", ".join(device["native_formats"]) or "-"),
+        ("emulated", ", ".join(device["emulated_formats"]) or "-"),
         ("threads", str(device["num_threads"])),
         ("platform", facts["platform"]),
         *versions,

@@ -16,7 +16,7 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from autoprec.graph.site import Site
+    from autoprec.graph.opgraph import OpGraph
     from autoprec.policy import Policy, PolicyDiff, ResolvedPolicy
 
 _SCHEMA_VERSION = 1
@@ -38,7 +38,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 def check(file: File, workload: Workload = None, *, device: Device = "cpu") -> None:
     """Check that a policy is well formed and, on a workload, that every rule wins somewhere.
 
-    Exit 0: fine; 1: a rule wins nowhere; 2: the file is wrong.
+    Exit 0: fine; 1: a rule wins nowhere, or FP8 kernels do not take a shape; 2: the file is wrong.
     """
     device = _kind(device)
     policy = _read(file, device)
@@ -47,13 +47,18 @@ def check(file: File, workload: Workload = None, *, device: Device = "cpu") -> N
         rules = f"{len(policy.rules)} rule{'s' * (len(policy.rules) != 1)}"
         typer.echo(f'{file}: policy "{policy.name}" is well formed: {rules}, formats {formats}')
         return
+    from autoprec.graph.float8 import float8_faults
     from autoprec.policy import resolve
     from autoprec.runtime.device import describe
 
-    describe(device).require({*policy.formats, policy.parameters.storage}, policy.name)
-    resolved = resolve(policy, _sites(workload, device))
+    info = describe(device)
+    info.require(policy)
+    op_graph = _op_graph(workload, device)
+    resolved = resolve(policy, op_graph.sites())
     _draw(_resolution_table(resolved))
-    findings = _findings(file, resolved)
+    for name in info.emulates(policy):
+        typer.echo(f"{name} is emulated on {info.name}: its fidelity can be measured, its speed cannot")
+    findings = [*_findings(file, resolved), *(f"{file}: {fault}" for fault in float8_faults(resolved, op_graph))]
     for finding in findings:
         typer.echo(finding)
     if findings:
@@ -91,7 +96,7 @@ def diff(a: File, b: File, workload: Workload = None, *, device: Device = "cpu",
 
     device = _kind(device)
     policy_a, policy_b = _read(a, device), _read(b, device)
-    found = diff_policies(policy_a, policy_b, () if workload is None else _sites(workload, device))
+    found = diff_policies(policy_a, policy_b, () if workload is None else _op_graph(workload, device).sites())
     if as_json:
         _print_json(_diff_plain(policy_a, policy_b, found))
     else:
@@ -122,12 +127,12 @@ def _read(file: str, device: str) -> "Policy":
     raise PolicyFileError(f"{file}: there is no such policy file, and no such preset; presets: {', '.join(names)}")
 
 
-def _sites(workload: str, device: str) -> "tuple[Site, ...]":
+def _op_graph(workload: str, device: str) -> "OpGraph":
     from autoprec.capture import record
     from autoprec.workload import load
 
     with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
-        return record(load(workload).workload, device=device).op_graph.sites()
+        return record(load(workload).workload, device=device).op_graph
 
 
 def _findings(file: str, resolved: "ResolvedPolicy") -> list[str]:

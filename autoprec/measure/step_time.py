@@ -176,6 +176,8 @@ def _rounds(runs: Mapping[str, Run], steps: int, warmup: int, clock: Clock) -> I
     """Warm up, then yield the median step time of each run, round after round."""
     _at_least_one("runs", len(runs))
     _at_least_one("steps_per_round", steps)
+    for name, run in runs.items():
+        _refuse_emulated(name, run)
     for run in runs.values():
         for _ in range(warmup):
             _time_step(run, clock)
@@ -185,6 +187,15 @@ def _rounds(runs: Mapping[str, Run], steps: int, warmup: int, clock: Clock) -> I
             with _no_garbage_collection():
                 times[name] = statistics.median(_time_step(runs[name], clock) for _ in range(steps))
         yield times
+
+
+def _refuse_emulated(name: str, run: Run) -> None:
+    emulated: Sequence[str] = getattr(run, "emulated", ())
+    if emulated:
+        raise MeasurementError(
+            f'step time: "{name}" uses {", ".join(emulated)}, which this device emulates, and emulation says nothing '
+            "about speed; measure its fidelity here, and its speed on a device that has the format"
+        )
 
 
 def _time_step(run: Run, clock: Clock) -> float:

@@ -11,6 +11,7 @@ import torch
 from autoprec.errors import MeasurementError, WorkloadError
 from autoprec.policy import Policy
 from autoprec.runtime import Precision, apply
+from autoprec.runtime.device import emulated_formats
 from autoprec.runtime.matmul_precision import restore, set_float32_matmul
 from autoprec.workload import Workload
 from autoprec.workload.parts import build_model, build_optimizer, check_loss
@@ -26,6 +27,7 @@ class Training:
     step, whatever their policies. `nudge` multiplies every initial weight by 1 + nudge * N(0, 1). Random states and
     matmul precision of the caller are as before after construction and after each step.
 
+    `emulated` holds the formats that this device emulates: such a run shows a fidelity, and must not be timed.
     `losses` holds the loss of each step; `num_skipped` counts steps in which the loss scaler found an overflow.
     `step()` does it all. To time a step, call `prepare()`, `advance()` and `settle()` and time `advance()` alone.
 
@@ -57,6 +59,8 @@ class Training:
             _nudge(model, nudge, seed)
         self.model = model
         self.precision: Precision = _apply_without_leaking(model, policy, self.device)
+        formats = self.precision.policy.formats
+        self.emulated = tuple(name for name in formats if name in emulated_formats(self.device.type))
         self.optimizer = build_optimizer(workload.optimizer, model)
         self._hook = self.optimizer.register_step_post_hook(self._note_update)
 

@@ -5,11 +5,13 @@ casts, what it costs and what `torch.autocast` does with it on each kind of devi
 """
 
 from autoprec.ops.catalog import CATALOG, ENTERED, AutocastList, Cast, Cost, Family, Numerics, Op, lookup
+from autoprec.ops.float8 import FLOAT8_OPS, float8_fault
 from autoprec.ops.names import canonical_name
 
 __all__ = [
     "CATALOG",
     "ENTERED",
+    "FLOAT8_OPS",
     "AutocastList",
     "Cast",
     "Cost",
@@ -17,5 +19,6 @@ __all__ = [
     "Numerics",
     "Op",
     "canonical_name",
+    "float8_fault",
     "lookup",
 ]

@@ -9,8 +9,11 @@ from autoprec.policy.file import SCHEMA, dump_policy, load_policy, rule_lines, s
 from autoprec.policy.pattern import SitePattern, pattern_of
 from autoprec.policy.policy import (
     AS_GIVEN,
+    FLOAT8,
+    INSIDE_FP32,
     PROMOTE,
     RULE_FORMATS,
+    Float8,
     LossScale,
     LossScaleKind,
     MatmulPrecision,
@@ -18,6 +21,7 @@ from autoprec.policy.policy import (
     Parameters,
     Policy,
     Rule,
+    Scaling,
     Storage,
 )
 from autoprec.policy.presets import preset, preset_names
@@ -25,9 +29,12 @@ from autoprec.policy.resolve import ResolvedPolicy, nearest_patterns, resolve
 
 __all__ = [
     "AS_GIVEN",
+    "FLOAT8",
+    "INSIDE_FP32",
     "PROMOTE",
     "RULE_FORMATS",
     "SCHEMA",
+    "Float8",
     "LossScale",
     "LossScaleKind",
     "MatmulPrecision",
@@ -38,6 +45,7 @@ __all__ = [
     "ResolvedPolicy",
     "Rule",
     "RuleDifference",
+    "Scaling",
     "SettingDifference",
     "SiteDifference",
     "SitePattern",

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from autoprec.errors import PolicyFileError
 from autoprec.files import write_text
-from autoprec.policy.policy import LossScale, Parameters, Policy, Rule
+from autoprec.policy.policy import Float8, LossScale, Parameters, Policy, Rule
 from autoprec.policy.yaml_nodes import Entry, compose
 from autoprec.policy.yaml_text import aligned, flow, quoted, scalar
 
@@ -21,6 +21,7 @@ _KEYS = (
     "device",
     "parameters",
     "float32_matmul",
+    "float8",
     "loss_scale",
     "outputs",
     "rules",
@@ -54,7 +55,14 @@ def dump_policy(policy: Policy) -> str:
     plain = to_plain(policy)
     if policy.device:
         lines.append(f"device: {flow(plain['device'])}")
-    lines += [f"{key}: {flow(plain[key])}" for key in ("parameters", "float32_matmul", "loss_scale", "outputs")]
+    settings = (
+        "parameters",
+        "float32_matmul",
+        *(("float8",) if policy.float8 != Float8() else ()),
+        "loss_scale",
+        "outputs",
+    )
+    lines += [f"{key}: {flow(plain[key])}" for key in settings]
     cells = [_rule_cells(rule) for rule in policy.rules]
     lines += ["rules:  # first match wins", *(f"  - {line}" for line in aligned(cells))]
     lines.append(f"fallback: {''.join(_rule_cells(policy.fallback))}")
@@ -80,6 +88,7 @@ def to_plain(policy: Policy) -> dict[str, Any]:
         "device": {key: policy.device[key] for key in sorted(policy.device)},
         "parameters": {"storage": policy.parameters.storage},
         "float32_matmul": policy.float32_matmul,
+        "float8": {"scaling": policy.float8.scaling},
         "loss_scale": _loss_scale_plain(policy.loss_scale),
         "outputs": policy.outputs,
         "rules": [_rule_plain(rule) for rule in policy.rules],
@@ -146,6 +155,7 @@ def _policy(root: Entry) -> Policy:
         "device": _device,
         "parameters": _parameters,
         "float32_matmul": lambda entry: entry.text("float32_matmul"),
+        "float8": _float8,
         "loss_scale": _loss_scale,
         "outputs": lambda entry: entry.text("outputs"),
         "fallback": lambda entry: _rule(entry, "fallback"),
@@ -194,6 +204,12 @@ def _parameters(entry: Entry) -> Parameters:
     entries = entry.mapping("parameters", [item.name for item in fields(Parameters)])
     texts = {key: value.text(f"parameters.{key}") for key, value in entries.items()}
     return entry.build(lambda: Parameters(**cast("Any", texts)))
+
+
+def _float8(entry: Entry) -> Float8:
+    entries = entry.mapping("float8", [item.name for item in fields(Float8)])
+    texts = {key: value.text(f"float8.{key}") for key, value in entries.items()}
+    return entry.build(lambda: Float8(**cast("Any", texts)))
 
 
 def _loss_scale(entry: Entry) -> LossScale:

@@ -47,9 +47,9 @@ class SitePattern:
         """Return whether the pattern names sites of `module`, whatever their op."""
         return self._parts[0].fullmatch(module) is not None
 
-    def matches_op(self, module: str, op: str) -> bool:
-        """Return whether the pattern names some call of `op` in `module`."""
-        return bool(self._parts[0].fullmatch(module) and self._parts[1].fullmatch(op))
+    def matches_op(self, op: str) -> bool:
+        """Return whether the pattern names sites of `op`, whatever their module."""
+        return self._parts[1].fullmatch(op) is not None
 
     @property
     def names_index(self) -> bool:

@@ -10,16 +10,25 @@ from typing import Any, Literal, TypeAlias, get_args
 from autoprec.errors import FormatError, PolicyError
 from autoprec.graph.site import Site
 from autoprec.numerics import FORMATS, format_named
+from autoprec.ops import CATALOG, FLOAT8_OPS
 from autoprec.policy.pattern import SitePattern
 
 Storage: TypeAlias = Literal["fp32", "bf16", "fp16"]
 MatmulPrecision: TypeAlias = Literal["ieee", "tf32", "bf16"]
 Outputs: TypeAlias = Literal["fp32", "computed"]
 LossScaleKind: TypeAlias = Literal["none", "static", "dynamic"]
+Scaling: TypeAlias = Literal["tensorwise", "rowwise"]
 
 AS_GIVEN = "as_given"
 PROMOTE = "promote"
-RULE_FORMATS: tuple[str, ...] = (*FORMATS, AS_GIVEN, PROMOTE)
+# Formats of sites that compute on FP32 tensors: the precision inside their matmuls, convolutions and RNNs.
+INSIDE_FP32: Mapping[str, MatmulPrecision] = MappingProxyType(
+    {"tf32": "tf32", "fp32_bf16": "bf16", "fp32_ieee": "ieee"}
+)
+FLOAT8 = "fp8_e4m3"
+_GRADIENTS_ONLY = "fp8_e5m2"
+_OTHERS = ("fp32_bf16", "fp32_ieee", AS_GIVEN, PROMOTE)
+RULE_FORMATS: tuple[str, ...] = (*(name for name in FORMATS if name != _GRADIENTS_ONLY), *_OTHERS)
 
 _DEVICE_KEYS = ("kind", "name")
 
@@ -33,6 +42,23 @@ def _check_rules(name: str, rules: "tuple[Rule, ...]") -> None:
         last = f'its last rule is "{rules[-1].sites}"' if rules else "it has no rules"
         raise PolicyError(
             f'policy "{name}": {last}; the last rule must catch every site: add {{sites: "*", format: fp32}}'
+        )
+
+
+def _check_float8(pattern: SitePattern, format_name: str) -> None:
+    """Refuse FP8 where no kernel multiplies in it: a rule must name the ops that it is for."""
+    if format_name == _GRADIENTS_ONLY:
+        raise PolicyError(
+            f'rule "{pattern.text}": {_GRADIENTS_ONLY} is no format of a site, since matmuls in {FLOAT8} round their '
+            f"gradients as torchao does; write {FLOAT8}"
+        )
+    others = [
+        name for name, op in CATALOG.items() if op.is_site and name not in FLOAT8_OPS and pattern.matches_op(name)
+    ]
+    if format_name == FLOAT8 and others:
+        raise PolicyError(
+            f'rule "{pattern.text}": {FLOAT8} is for {", ".join(FLOAT8_OPS)}, and the rule names {others[0]} '
+            f'too; name the op, as in "{pattern.text.partition(":")[0]}:linear"'
         )
 
 
@@ -82,9 +108,10 @@ class Rule:
     """Sites that match the anchored glob `sites` run in `format`; `why` is for people.
 
     `format` may also be `as_given`, the site is not cast at all, or `promote`, it is cast to the widest floating
-    dtype among its arguments.
+    dtype among its arguments. `tf32`, `fp32_bf16` and `fp32_ieee` compute on fp32 tensors with TF32, bf16 or plain FP32
+    inside matmuls, convolutions and RNNs, whatever `float32_matmul` says. `fp8_e4m3` multiplies in FP8, see `Float8`.
 
-    Raises: `PolicyError` if the pattern or the format is none.
+    Raises: `PolicyError` if the pattern or the format is none, or if an fp8 rule names ops that are no matrix product.
     """
 
     sites: str
@@ -95,12 +122,15 @@ class Rule:
         """Check the three fields."""
         for name in ("sites", "format", "why"):
             _check_text(f"rule field {name}", getattr(self, name))
-        SitePattern(self.sites)
-        if self.format not in (AS_GIVEN, PROMOTE):
-            try:
-                format_named(self.format)
-            except FormatError as error:
-                raise PolicyError(f'rule "{self.sites}": {error}; or {AS_GIVEN}, {PROMOTE}') from error
+        pattern = SitePattern(self.sites)
+        if self.format in _OTHERS:
+            return
+        try:
+            format_named(self.format)
+        except FormatError as error:
+            raise PolicyError(f'rule "{self.sites}": {error}; or {", ".join(_OTHERS)}') from error
+        if self.format.startswith("fp8"):
+            _check_float8(pattern, self.format)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +181,23 @@ class Parameters:
         _check_choice("parameters.storage", self.storage, get_args(Storage))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Float8:
+    """How FP8 matmuls scale their operands: with one factor a tensor (`tensorwise`) or a row (`rowwise`).
+
+    Factors follow the largest magnitude of each call (dynamic scaling), as torchao's recipe of that name does:
+    tensorwise has e4m3 operands and e5m2 gradients; rowwise has e4m3 for both, and factors that are powers of two.
+
+    Raises: `PolicyError` if there is no such scaling.
+    """
+
+    scaling: Scaling = "tensorwise"
+
+    def __post_init__(self) -> None:
+        """Check the scaling."""
+        _check_choice("float8.scaling", self.scaling, get_args(Scaling))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """An ordered list of rules, first match wins, and the settings that go with it.
@@ -167,6 +214,7 @@ class Policy:
     device: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     parameters: Parameters = Parameters()
     float32_matmul: MatmulPrecision = "ieee"
+    float8: Float8 = Float8()
     loss_scale: LossScale = LossScale()
     outputs: Outputs = "fp32"
     fallback: Rule = Rule(sites="*", format="fp32")
@@ -199,13 +247,20 @@ class Policy:
 
     def depends_on_index(self, module: str, op: str) -> bool:
         """Return whether calls of `op` in `module` may run in different formats, by how often it ran before."""
-        patterns = (pattern for pattern in self._patterns if pattern.matches_op(module, op))
+        patterns = (each for each in self._patterns if each.matches_module(module) and each.matches_op(op))
         return next(patterns).names_index
 
     @property
     def formats(self) -> tuple[str, ...]:
         """Return the number formats that rules name, each once, in order; `as_given` and `promote` are none."""
-        return tuple(dict.fromkeys(rule.format for rule in self.rules if rule.format in FORMATS))
+        names = ("fp32" if rule.format.startswith("fp32_") else rule.format for rule in self.rules)
+        return tuple(dict.fromkeys(name for name in names if name in FORMATS))
+
+    @property
+    def matmul_precisions(self) -> tuple[MatmulPrecision, ...]:
+        """Return the precisions inside FP32 matmuls, each once: `float32_matmul`, then those that rules name."""
+        inside = (INSIDE_FP32[rule.format] for rule in self.rules if rule.format in INSIDE_FP32)
+        return tuple(dict.fromkeys((self.float32_matmul, *inside)))
 
     @cached_property
     def _patterns(self) -> tuple[SitePattern, ...]:

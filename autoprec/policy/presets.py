@@ -2,18 +2,20 @@
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
 from autoprec.errors import PolicyError
 from autoprec.ops import CATALOG
-from autoprec.policy.policy import AS_GIVEN, PROMOTE, LossScale, MatmulPrecision, Parameters, Policy, Rule
+from autoprec.policy.policy import AS_GIVEN, FLOAT8, PROMOTE, LossScale, MatmulPrecision, Parameters, Policy, Rule
 
 # Reduced precisions inside FP32 matmuls that torch.backends offers, by device kind.
 _MATMUL_PRECISIONS: Mapping[str, tuple[MatmulPrecision, ...]] = MappingProxyType({"cpu": ("bf16",), "cuda": ("tf32",)})
 
 _AUTOCAST_KINDS = frozenset(kind for op in CATALOG.values() for kind in op.autocast)
 _DEVICE_KINDS = ("cpu", "cuda", "mps")
+_FLOAT8_KINDS = ("cpu", "cuda")  # emulated where the device has no FP8 kernels
 
 # The defaults of torch.amp.GradScaler, which has no bounds: these are the ends of what its fp32 scale can hold.
 _GRAD_SCALER = LossScale(
@@ -57,6 +59,8 @@ def _presets(device_kind: str) -> dict[str, Callable[[], Policy]]:
     if device_kind in _AUTOCAST_KINDS:
         presets["autocast-bf16"] = lambda: _autocast("bf16", LossScale(), device_kind)
         presets["autocast-fp16"] = lambda: _autocast("fp16", _GRAD_SCALER, device_kind)
+    if device_kind in _FLOAT8_KINDS:
+        presets["fp8-matmul"] = lambda: _float8_matmul(device_kind)
     presets["low-bf16"] = lambda: _low("bf16", device_kind)
     return presets
 
@@ -82,6 +86,16 @@ def _low(fmt: str, device_kind: str) -> Policy:
         outputs="computed",
         rules=(Rule(sites="*", format=fmt, why="as model.to(torch.bfloat16)"),),
     )
+
+
+def _float8_matmul(device_kind: str) -> Policy:
+    linear = Rule(
+        sites="*:linear",
+        format=FLOAT8,
+        why="a rule above this one keeps what matters, such as the first and the last layer, in bf16",
+    )
+    low = _autocast("bf16", LossScale(), device_kind)
+    return replace(low, name="fp8-matmul", rules=(linear, *(rule for rule in low.rules if rule.sites != linear.sites)))
 
 
 def _autocast(low: str, loss_scale: LossScale, device_kind: str) -> Policy:

@@ -33,6 +33,7 @@ class DeviceRecord:
     kind: str
     name: str
     formats: tuple[str, ...] = ()
+    emulated_formats: tuple[str, ...] = ()
     capability: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -90,7 +91,8 @@ class TrialRecord:
     """One policy that was really trained and really timed, or the reason why it was not.
 
     `losses` and the step times are one number a step, candidate and FP32 reference paired by round.
-    `choice` holds the parameters the search chose; a baseline has none.
+    `choice` holds the parameters the search chose; a baseline has none. A trial with `emulated` formats has a fidelity
+    and no times, since emulation says nothing about speed.
     """
 
     number: int
@@ -104,6 +106,7 @@ class TrialRecord:
     step_s: float | None = None
     reference_step_s: float | None = None
     speedup: Interval | None = None
+    emulated: tuple[str, ...] = ()
     fidelity: FidelityRecord | None = None
     memory: MemoryRecord | None = None
     num_steps: int = 0

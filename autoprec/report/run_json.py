@@ -56,6 +56,7 @@ def trial_json(trial: TrialRecord) -> dict[str, Any]:
         "reference_step_s": trial.reference_step_s,
         "speedup": _value(speedup),
         "interval": None if speedup is None else [_finite(speedup.low), _finite(speedup.high)],
+        "emulated": list(trial.emulated),
         "fidelity": _fidelity_json(trial.fidelity),
         "memory_bytes": None if trial.memory is None else trial.memory.total_bytes,
         "num_skipped": trial.num_skipped,

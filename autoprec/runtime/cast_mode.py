@@ -118,15 +118,13 @@ class CastMode(SiteMode):
 
     def on_site(self, func: Any, call: Call, frame: Frame, index: int, args: Any, kwargs: Any) -> Any:
         """Cast what the policy says to cast, and run the call."""
-        action = None
-        if not frame.leaves_alone():
-            action = self._plans.action_of(call.op.name, index)
+        action = None if frame.leaves_alone() else self._plans.action_of(call.op.name, index)
+        if callable(action):
+            return action(func, call, args, kwargs)
         if action is None and agrees(call):
             action = PROMOTE
         if action is None or kwargs.get("max_norm") is not None:  # such an embedding writes to its weight
             return func(*args, **kwargs)
-        if callable(action):
-            return action(func, call, args, kwargs)
         floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
         if not floats or any(t.dtype not in CASTABLE for t in floats):
             return func(*args, **kwargs)

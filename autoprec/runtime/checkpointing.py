@@ -9,6 +9,8 @@ from typing import Any
 
 import torch.utils.checkpoint as torch_checkpoint
 
+from autoprec.runtime.inside_fp32 import set_aside
+
 Entering = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _current: Callable[[], Entering | None] | None = None
@@ -29,13 +31,23 @@ def keep_frames(current: Callable[[], Entering | None]) -> None:
     reentrant = torch_checkpoint.CheckpointFunction
 
     def generator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return without_reentry(_framed(function), *args, **kwargs)
+        return without_reentry(_with_nothing_set(_framed(function)), *args, **kwargs)
 
     def apply(cls: type, function: Callable[..., Any], *args: Any) -> Any:
         return super(reentrant, cls).apply(_framed(function), *args)  # type: ignore[misc]
 
     torch_checkpoint._checkpoint_without_reentrant_generator = generator  # type: ignore[assignment]
     reentrant.apply = classmethod(apply)  # type: ignore[assignment]
+
+
+def _with_nothing_set(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` for a run inside the backward of a site, which may have set the precision for itself."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with set_aside():
+            return function(*args, **kwargs)
+
+    return run
 
 
 def _framed(function: Callable[..., Any]) -> Callable[..., Any]:

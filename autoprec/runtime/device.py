@@ -12,6 +12,7 @@ import torch
 
 from autoprec.errors import DeviceError, FormatError
 from autoprec.numerics import FORMATS
+from autoprec.policy import Policy
 from autoprec.runtime import matmul_precision
 from autoprec.runtime.dtypes import DTYPES
 
@@ -36,16 +37,32 @@ class DeviceInfo:
     num_threads: int
     torch_version: str
 
-    def require(self, formats: Iterable[str], policy: str) -> None:
-        """Return if the device runs all of `formats`, those of the policy so named.
+    @property
+    def emulated_formats(self) -> tuple[str, ...]:
+        """Return the formats that show their numerics here, and not their speed: FP8 without kernels for it."""
+        return _emulated(self.formats)
 
-        Raises: `FormatError` otherwise.
+    def emulates(self, policy: Policy) -> tuple[str, ...]:
+        """Return the formats of `policy` that are emulated here; such a policy is never timed."""
+        return tuple(name for name in policy.formats if name in self.emulated_formats)
+
+    def require(self, policy: Policy) -> None:
+        """Return if the device runs or emulates all that `policy` asks for.
+
+        Raises: `FormatError` for a format it does not, `DeviceError` for a precision inside FP32 matmuls.
         """
-        missing = sorted(set(formats) - set(self.formats))
+        missing = sorted({*policy.formats, policy.parameters.storage} - {*self.formats, *self.emulated_formats, "tf32"})
         if missing:
             raise FormatError(
-                f'policy "{policy}" uses {", ".join(missing)}, which {self.name} does not run; '
+                f'policy "{policy.name}" uses {", ".join(missing)}, which {self.name} does not run; '
                 f"it runs {', '.join(self.formats)}"
+            )
+        allowed = matmul_precision.supported(self.kind)
+        inside = sorted(set(policy.matmul_precisions) - set(allowed))
+        if inside:
+            raise DeviceError(
+                f'policy "{policy.name}" uses {", ".join(inside)} inside FP32 matmuls, which changes nothing on '
+                f"{self.name}; it supports {', '.join(allowed)}"
             )
 
 
@@ -100,6 +117,15 @@ def describe(kind: str = "auto") -> DeviceInfo:
     if kind not in there:
         raise DeviceError(f"no {kind} device is there; devices here: {', '.join(there)}")
     return _DESCRIBERS[kind]()
+
+
+def emulated_formats(kind: str) -> tuple[str, ...]:
+    """Return the formats that a device of `kind` emulates, see `DeviceInfo.emulated_formats`."""
+    return _emulated(_running_formats(kind))
+
+
+def _emulated(running: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in FORMATS if name.startswith("fp8") and name not in set(running))
 
 
 def _is_there(kind: str) -> bool:

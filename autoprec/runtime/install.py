@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from autoprec.errors import ApplyError, FormatError
+from autoprec.errors import ApplyError
 from autoprec.graph.site import LOSS_MODULE
 from autoprec.policy import Policy, SitePattern, load_policy, preset, preset_names
 from autoprec.runtime.forwards import is_replaced
@@ -21,12 +21,11 @@ def apply(model: nn.Module, policy: Policy | str | PathLike[str]) -> Precision:
     policy may change the dtype in which parameters are stored. A policy of fp32 alone installs nothing.
 
     Raises: `ApplyError` if the model has a policy already, or if a rule names modules that the model lacks;
-    `FormatError` for a format that this runtime cannot execute; whatever `load_policy` raises.
+    `DeviceError` for a precision that changes nothing on the device; whatever `load_policy` raises.
     """
     _check_model(model)
     device = next((tensor.device.type for tensor in model.parameters()), "cpu")
     policy = _policy(policy, device)
-    _check_formats(policy)
     _check_scaling(policy)
     _check_modules(policy, model)
     precision = Precision(model, policy, device)
@@ -65,16 +64,6 @@ def _check_model(model: nn.Module) -> None:
         raise ApplyError("apply: the model is compiled; apply the policy first, then call torch.compile on the model")
     if any(tensor.is_meta for tensor in model.parameters()):
         raise ApplyError("apply: the model is on the meta device; move it to the device it trains on first")
-
-
-def _check_formats(policy: Policy) -> None:
-    runnable = {"fp32", "bf16", "fp16", "as_given", "promote"}
-    for rule in policy.rules:
-        if rule.format not in runnable:
-            raise FormatError(
-                f'apply: rule "{rule.sites}" asks for {rule.format}, which this runtime cannot execute per site; '
-                f"it executes {', '.join(sorted(runnable))}"
-            )
 
 
 def _check_scaling(policy: Policy) -> None:

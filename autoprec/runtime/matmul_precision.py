@@ -8,11 +8,12 @@ The legacy switches (`allow_tf32`, `torch.set_float32_matmul_precision`) are not
 is set to another precision than they are raises in torch.
 """
 
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -52,6 +53,35 @@ _BACKENDS: Mapping[str, _Backend] = MappingProxyType(
 _OPS = ("matmul", "conv", "rnn")
 
 
+class _Turn:
+    """A lock on the settings that one thread holds, any number of times, and that another thread may give back for it.
+
+    That is what an `RLock` refuses, and what a backward pass needs that fails in a thread of torch's.
+    """
+
+    def __init__(self) -> None:
+        self._taken = threading.Lock()
+        self._thread: int | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        if self._thread != me:  # only this thread writes its own number there
+            self._taken.acquire()
+            self._thread = me
+        self._depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._thread = None
+            self._taken.release()
+
+
+# Whoever reads the settings in order to put them back must not read what another thread has set for one call.
+TURN = _Turn()
+
+
 def set_float32_matmul(kind: str, precision: Float32Matmul) -> MatmulState:
     """Set the precision inside FP32 matmuls, convolutions and RNNs on devices of `kind`; return the state found.
 
@@ -63,7 +93,8 @@ def set_float32_matmul(kind: str, precision: Float32Matmul) -> MatmulState:
         raise DeviceError(
             f'float32_matmul "{precision}" changes nothing on this {kind} device; it supports: {", ".join(allowed)}'
         )
-    return _write(kind, precision)
+    with TURN:
+        return _write(kind, precision)
 
 
 def restore(state: MatmulState) -> None:
@@ -72,6 +103,12 @@ def restore(state: MatmulState) -> None:
     One exception is torch's: the initial "tf32" of CUDA convolutions and RNNs yields to a generic setting until it is
     written once; put back, it reads the same but no longer yields.
     """
+    with TURN:
+        put_back(state)
+
+
+def put_back(state: MatmulState) -> None:
+    """Do what `restore` does; the caller holds `TURN`."""
     for (backend, op), value in state.stored.items():
         torch._C._set_fp32_precision_setter(backend, op, value)
 
@@ -84,24 +121,31 @@ def claim_float32_matmul(kind: str, precision: Float32Matmul) -> MatmulState:
 
     Raises: `DeviceError` as `set_float32_matmul` does.
     """
-    return _claim(set_float32_matmul(kind, precision))
+    with TURN:
+        return _claim(set_float32_matmul(kind, precision))
 
 
 def release(claim: MatmulState) -> None:
     """Give back a claim: the last one restores what it found, an earlier one leaves that to the one after it."""
-    alive = [found for reference in _claims if (found := reference()) is not None]
-    place = next(index for index, each in enumerate(alive) if each is claim)
-    later = next((each for each in alive[place + 1 :] if each.kind == claim.kind), None)
-    if later is None:
-        restore(claim)
-    else:
-        later.stored.update(claim.stored)
-    _claims[:] = [weakref.ref(each) for each in alive if each is not claim]
+    with TURN:
+        alive = [found for reference in _claims if (found := reference()) is not None]
+        place = next(index for index, each in enumerate(alive) if each is claim)
+        later = next((each for each in alive[place + 1 :] if each.kind == claim.kind), None)
+        if later is None:
+            restore(claim)
+        else:
+            later.stored.update(claim.stored)
+        _claims[:] = [weakref.ref(each) for each in alive if each is not claim]
 
 
 def _claim(state: MatmulState) -> MatmulState:
     _claims.append(weakref.ref(state, lambda gone: _claims.remove(gone) if gone in _claims else None))
     return state
+
+
+def set_for_call(kind: str, precision: Float32Matmul, ops: Sequence[str]) -> MatmulState:
+    """Set the precision inside `ops` (of matmul, conv, rnn) without a look at the device; the caller holds `TURN`."""
+    return _write(kind, precision, ops)
 
 
 def supported(kind: str) -> tuple[Float32Matmul, ...]:
@@ -141,14 +185,14 @@ def _changes_a_matmul(kind: str, precision: Float32Matmul) -> bool:
         restore(found)
 
 
-def _write(kind: str, precision: Float32Matmul) -> MatmulState:
+def _write(kind: str, precision: Float32Matmul, written: Sequence[str] = _OPS) -> MatmulState:
     """Write `precision` to the nodes of `kind` that report something else, and return what those held."""
     if precision not in get_args(Float32Matmul):
         raise DeviceError(f'"{precision}" is not a precision; precisions: {", ".join(get_args(Float32Matmul))}')
     backend = _backend_of(kind).name
     stored: dict[tuple[str, str], str] = {}
     if backend is not None:
-        ops = [op for op in _OPS if _reported(backend, op) != precision]
+        ops = [op for op in written if _reported(backend, op) != precision]
         stored = {(backend, op): _stored(backend, op) for op in ops}
         for op in ops:
             torch._C._set_fp32_precision_setter(backend, op, precision)

@@ -13,6 +13,7 @@ from autoprec.errors import ApplyError
 from autoprec.graph.site import LOSS_MODULE, Site
 from autoprec.ops import lookup
 from autoprec.policy import Policy
+from autoprec.runtime.actions import Actions
 from autoprec.runtime.cast_mode import CastMode
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.dtypes import torch_dtype
@@ -21,7 +22,7 @@ from autoprec.runtime.leaves import leaf_forward
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import MatmulState, claim_float32_matmul, release
 from autoprec.runtime.outputs import cast_floats
-from autoprec.runtime.plans import PROMOTE, Action, ModulePlans
+from autoprec.runtime.plans import Action, ModulePlans
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.site_mode import Frame
 from autoprec.runtime.weight_casts import WeightCasts, any_is_sharded
@@ -46,6 +47,8 @@ class Precision:
         self._wrapped: tuple[nn.Module, ...] = ()
         self._plans: dict[str, ModulePlans] = {}
         self._kept_casts = WeightCasts()
+        self._at = Actions(policy, device).at
+        self._actions: dict[tuple[str, str, int], Action] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +71,8 @@ class Precision:
     @property
     def casts(self) -> bool:
         """Return whether any site can be cast: False for a policy of fp32 alone, which installs nothing."""
-        return not {"fp32", "as_given"}.issuperset(self.policy.formats) or self.policy.parameters.storage != "fp32"
+        formats = (rule.format for rule in self.policy.rules if rule.format != "promote")
+        return not {"fp32", "as_given"}.issuperset(formats) or self.policy.parameters.storage != "fp32"
 
     def loss(self) -> Any:
         """Return a context manager for the loss code, whose sites have the module `@loss`.
@@ -136,7 +140,10 @@ class Precision:
 
     def action_of(self, module: str, op: str, index: int) -> Action:
         """Return what the policy does at a site."""
-        return _action(self.policy.format_of(Site(module, op, index))[0])
+        key = (module, op, index)
+        if key not in self._actions:
+            self._actions[key] = self._at(Site(*key))
+        return self._actions[key]
 
 
 class OwnedMode(CastMode):
@@ -183,12 +190,6 @@ def _checkpointed_in_frame() -> Callable[[Callable[..., Any]], Callable[..., Any
         return run
 
     return entering
-
-
-def _action(format_name: str) -> Action:
-    if format_name == "as_given":
-        return None
-    return PROMOTE if format_name == "promote" else torch_dtype(format_name)
 
 
 def _store(

@@ -12,7 +12,7 @@ def baselines(device_kind: str, formats: Collection[str], matmul_precisions: Col
     return {
         name: policy
         for name, policy in policies.items()
-        if used_formats(policy) <= set(formats) and policy.float32_matmul in matmul_precisions
+        if used_formats(policy) <= set(formats) and set(policy.matmul_precisions) <= set(matmul_precisions)
     }
 
 
@@ -23,7 +23,7 @@ def used_formats(policy: Policy) -> set[str]:
 
 def coarsest_format(policy: Policy) -> str | None:
     """Return the format with the fewest significant bits that a policy rounds to; None for plain FP32."""
-    matmul = set() if policy.float32_matmul == "ieee" else {str(policy.float32_matmul)}
+    matmul = set(policy.matmul_precisions) - {"ieee"}
     rounded = sorted((used_formats(policy) | matmul) - {"fp32"})
     return min(rounded, key=lambda name: format_named(name).significant_bits) if rounded else None
 

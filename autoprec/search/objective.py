@@ -128,6 +128,8 @@ class Objective:
         for _ in range(_ATTEMPTS):
             try:
                 with _no_garbage_collection(), self.protocol.train(policy) as candidate:
+                    if candidate.emulated:
+                        return self._untimed(candidate, chaos, blank, report)
                     return self._rounds(candidate, chaos, blank, report)
             except StepTooSlow as slow:
                 _, fp32_s = self._timed_step(self._reference)
@@ -177,6 +179,33 @@ class Objective:
             losses=tuple(losses),
             step_times_s=tuple(times),
             reference_step_times_s=tuple(reference_times),
+        )
+
+    def _untimed(
+        self, candidate: Training, chaos: Sequence[float] | None, blank: TrialRecord, report: Report
+    ) -> TrialRecord:
+        """Train a `candidate` whose formats are emulated to the horizon, however long it takes, without a clock."""
+        protocol = self.protocol
+        losses: list[float] = []
+        while len(losses) < protocol.horizon and not hopeless(
+            self.losses, losses, protocol.margin, horizon=protocol.horizon
+        ):
+            losses.append(candidate.step())
+        report(protocol.num_rounds - 1, 1.0)
+        length = len(losses)
+        fidelity = compare(
+            self.losses[:length], losses, margin=protocol.margin, chaos=None if chaos is None else chaos[:length]
+        )
+        return replace(
+            blank,
+            state="complete" if length == protocol.horizon else "pruned",
+            reason=f"{', '.join(candidate.emulated)} emulated: not timed",
+            emulated=candidate.emulated,
+            fidelity=fidelity_record(fidelity),
+            num_steps=length,
+            num_skipped=candidate.num_skipped,
+            memory=_memory_record(candidate) if length == protocol.horizon else None,
+            losses=tuple(losses),
         )
 
     @property

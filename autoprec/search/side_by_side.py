@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import torch
 
+from autoprec.errors import PolicyError
+from autoprec.graph.float8 import float8_faults
 from autoprec.measure import interleave, speedup
 from autoprec.policy import Policy, resolve
 from autoprec.records.run import TrialRecord
-from autoprec.search.baselines import used_formats
 from autoprec.search.objective import Objective, Protocol, interval_of
 from autoprec.search.observer import Observer
 from autoprec.search.study import Asked
@@ -37,18 +38,26 @@ def measure_side_by_side(
     objective.close()
     observer.stage("same rounds")
     timed = _same_rounds(
-        objective.protocol, {r.name: policies[r.name] for r in records if r.state == "complete"}, observer
+        objective.protocol,
+        {r.name: policies[r.name] for r in records if r.state == "complete" and not r.emulated},
+        observer,
     )
     return tuple(_with_times(record, timed) for record in records)
 
 
 def check_fits(policy: Policy, subject: Subject) -> None:
-    """Return if the device runs the formats of `policy` and each of its rules wins a site.
+    """Return if the device runs or emulates `policy`, each of its rules wins a site, and FP8 kernels take the shapes.
 
-    Raises: `FormatError` or `PolicyError`.
+    Raises: `FormatError`, `DeviceError` or `PolicyError`.
     """
-    subject.device.require(used_formats(policy), policy.name)
-    resolve(policy, subject.op_graph.sites()).check_alive()
+    subject.device.require(policy)
+    resolved = resolve(policy, subject.op_graph.sites())
+    resolved.check_alive()
+    faults = float8_faults(resolved, subject.op_graph)
+    if faults:
+        raise PolicyError(
+            f'policy "{policy.name}": {"; ".join(faults)}; give these sites another format by a rule above'
+        )
 
 
 def _watch(objective: Objective, observer: Observer, done: int, ratio: float) -> bool:

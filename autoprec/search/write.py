@@ -88,7 +88,11 @@ def run_record(
         workload=shown(subject.loaded.path),
         seed=subject.seed,
         device=DeviceRecord(
-            kind=device.kind, name=device.name, formats=device.formats, capability=dict(device.capability)
+            kind=device.kind,
+            name=device.name,
+            formats=device.formats,
+            emulated_formats=device.emulated_formats,
+            capability=dict(device.capability),
         ),
         versions=versions(),
         graph=GraphRecord(

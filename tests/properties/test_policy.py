@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from autoprec.errors import PolicyFileError
 from autoprec.graph.site import Site
-from autoprec.ops import CATALOG
+from autoprec.ops import CATALOG, FLOAT8_OPS
 from autoprec.policy import (
+    FLOAT8,
     RULE_FORMATS,
+    Float8,
     LossScale,
     Parameters,
     Policy,
@@ -48,7 +50,12 @@ patterns = st.one_of(
     st.builds("{}:{}#{}".format, GLOBS, op_globs, index_globs),
 )
 texts = st.text(max_size=12)
-rules = st.builds(Rule, sites=patterns, format=st.sampled_from(RULE_FORMATS), why=texts)
+formats = st.sampled_from([name for name in RULE_FORMATS if name != FLOAT8])
+float8_patterns = st.builds("{}:{}".format, GLOBS, st.sampled_from(FLOAT8_OPS))
+rules = st.one_of(
+    st.builds(Rule, sites=patterns, format=formats, why=texts),
+    st.builds(Rule, sites=float8_patterns, format=st.just(FLOAT8), why=texts),
+)
 finite = {"allow_nan": False, "allow_infinity": False}
 loss_scales = st.builds(
     lambda low, high, **rest: LossScale(minimum=min(low, high), maximum=max(low, high), initial=low, **rest),
@@ -69,11 +76,12 @@ policies = st.builds(
     rules=st.builds(
         lambda first, last: (*first, last),
         st.lists(rules, max_size=4),
-        st.builds(Rule, sites=st.just("*"), format=st.sampled_from(RULE_FORMATS), why=texts),
+        st.builds(Rule, sites=st.just("*"), format=formats, why=texts),
     ),
     device=st.dictionaries(st.sampled_from(["kind", "name"]), texts),
     parameters=st.builds(Parameters, storage=st.sampled_from(["fp32", "bf16", "fp16"])),
     float32_matmul=st.sampled_from(["ieee", "tf32", "bf16"]),
+    float8=st.builds(Float8, scaling=st.sampled_from(["tensorwise", "rowwise"])),
     loss_scale=st.one_of(st.just(LossScale()), loss_scales),
     outputs=st.sampled_from(["fp32", "computed"]),
     fallback=rules,
@@ -122,6 +130,7 @@ def test_the_same_policy_has_the_same_bytes(policy: Policy, random: Any) -> None
         device=shuffled(policy.device),
         parameters=policy.parameters,
         float32_matmul=policy.float32_matmul,
+        float8=policy.float8,
         loss_scale=policy.loss_scale,
         outputs=policy.outputs,
         fallback=policy.fallback,

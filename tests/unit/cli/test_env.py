@@ -15,6 +15,7 @@ def test_json_holds_device_formats_and_versions(capsys):
     assert list(facts) == ["schema_version", "device", "versions", "platform"]
     assert facts["device"]["kind"] == "cpu"
     assert "fp32" in facts["device"]["formats"]
+    assert facts["device"]["emulated_formats"] == ["fp8_e4m3", "fp8_e5m2"]
     assert facts["versions"]["autoprec"] == autoprec.__version__
     assert facts["versions"]["torch"] == metadata.version("torch")
     assert facts["versions"]["python"] == platform.python_version()
@@ -25,6 +26,7 @@ def test_text_names_the_device_and_its_formats(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["device", "cpu:"]
     assert any(line.startswith("formats") and "fp32" in line for line in lines)
+    assert "emulated    fp8_e4m3, fp8_e5m2" in lines
     assert any(line.split() == ["torch", metadata.version("torch")] for line in lines)
 
 

@@ -97,7 +97,7 @@ def test_neither_file_nor_preset(folder, capsys):
     assert (code, out) == (2, "")
     assert err == (
         "error: autocast-bf61: there is no such policy file, and no such preset; "
-        "presets: fp32, fp32-matmul-bf16, autocast-bf16, autocast-fp16, low-bf16\n"
+        "presets: fp32, fp32-matmul-bf16, autocast-bf16, autocast-fp16, fp8-matmul, low-bf16\n"
     )
     assert _run(capsys, "show", "fp32", "--device", "tpu")[0] == 2
 
@@ -183,3 +183,34 @@ def test_no_torch_without_a_workload(folder):
 def test_presets_say_what_files_say(folder, capsys):
     save_policy(preset("autocast-fp16", "cuda"), "autocast.yaml")
     assert _run(capsys, "diff", "autocast.yaml", "autocast-fp16", "--device", "cuda")[0] == 0
+
+
+def test_check_names_sites_that_fp8_kernels_do_not_take_and_says_what_is_emulated(folder, capsys):
+    text = GOOD.replace('"inner", format: bf16', '"*:linear", format: fp8_e4m3')
+    (folder / "fp8.yaml").write_text(text, encoding="utf-8")
+    code, out, _ = _run(capsys, "check", "fp8.yaml", "net.py")
+    assert code == 1
+    fault = (
+        'fp8.yaml: rule 1 "*:linear": {}:linear#0 cannot run in fp8_e4m3: (2, 4) by ({}, 4): {} not a multiple of 16'
+    )
+    assert out.splitlines()[-2:] == [fault.format("inner", 4, "4 and 4"), fault.format("head", 2, "2 and 4")]
+    said = [line for line in out.splitlines() if line.startswith("fp8_e4m3 is emulated on ")]
+    assert len(said) == 1
+    assert said[0].endswith(": its fidelity can be measured, its speed cannot")
+
+
+def test_check_of_the_fp8_preset_on_a_model_of_multiples_of_16(folder, capsys):
+    wide = WORKLOAD.replace("(4, 4)", "(16, 16)").replace("(4, 2)", "(16, 16)").replace("(2, 4)", "(2, 16)")
+    (folder / "wide.py").write_text(wide, encoding="utf-8")
+    code, out, _ = _run(capsys, "check", "fp8-matmul", "wide.py")
+    assert code == 0
+    assert "cannot run" not in out
+
+
+def test_show_and_diff_tell_the_scaling(folder, capsys):
+    text = GOOD.replace('"inner", format: bf16', '"*:linear", format: fp8_e4m3')
+    (folder / "rows.yaml").write_text(text.replace("rules:", "float8: {scaling: rowwise}\nrules:"), encoding="utf-8")
+    (folder / "tensor.yaml").write_text(text, encoding="utf-8")
+    assert "float8          {scaling: rowwise}\n" in _run(capsys, "show", "rows.yaml")[1]
+    code, out, _ = _run(capsys, "diff", "rows.yaml", "tensor.yaml")
+    assert (code, out) == (1, "float8: {scaling: rowwise} -> {scaling: tensorwise}\n")

@@ -12,7 +12,12 @@ import pytest
 import autoprec.pipeline
 from autoprec.cli import main
 from autoprec.pipeline import BenchOptions, TuneOptions
+from autoprec.records import load_record
 from autoprec.records.run import RunRecord
+from autoprec.report.console import console
+from autoprec.report.text import render_run
+from autoprec.report.views import run_view
+from autoprec.runtime import matmul_precision
 from autoprec.runtime.device import describe
 from autoprec.search.observer import Observer
 from tests.unit.records.samples import RUN, trial
@@ -277,6 +282,13 @@ def test_a_whole_run_holds_at_most_two_models(folder: Path) -> None:
     assert sys.modules["counted"].MOST == [2]
 
 
+def render_text(record: RunRecord) -> str:
+    shown = console(stderr=True)
+    with shown.capture() as capture:
+        shown.print(render_run(run_view(record)))
+    return capture.get()
+
+
 def write_policy(folder: Path, text: str) -> None:
     (folder / "policy.yaml").write_text(f"autoprec: 1\nname: mine\nrules:\n{text}  - {{sites: '*', format: fp32}}\n")
 
@@ -285,16 +297,39 @@ def write_policy(folder: Path, text: str) -> None:
     ("rule", "message"),
     [
         ("  - {sites: '*:conv2d', format: bf16}\n", 'rule 1 "*:conv2d" matches no site'),
-        ("  - {sites: '*:linear', format: fp8_e4m3}\n", 'policy "mine" uses fp8_e4m3, which'),
+        ("  - {sites: '*:linear', format: fp8_e4m3}\n", "2:linear#0 cannot run in fp8_e4m3: (8, 16) by (4, 16): 4 not"),
+        ("  - {sites: '*:linear', format: tf32}\n", 'policy "mine" uses tf32 inside FP32 matmuls, which changes'),
         ("  - {sites: '*:liner', format: bf16}\n", 'op "liner" is not in the catalog'),
     ],
 )
 def test_bench_refuses_a_policy_that_does_not_fit(
-    folder: Path, capsys: pytest.CaptureFixture[str], rule: str, message: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rule: str, message: str
 ) -> None:
+    monkeypatch.setattr(matmul_precision, "_supported", lambda _: ("ieee",))
     write_policy(folder, rule)
     assert main(["bench", "mlp.py", "--policy", "policy.yaml", "--device", "cpu"]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_bench_measures_the_fidelity_of_an_emulated_policy_and_no_times(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "fp8_e4m3" not in describe("cpu").emulated_formats:
+        pytest.skip("this CPU has FP8 kernels")
+    write_policy(folder, "  - {sites: '0:linear', format: fp8_e4m3}\n")
+    arguments = ["bench", "mlp.py", "--policy", "policy.yaml", "--device", "cpu", "--steps", "24"]
+    assert main([*arguments, "--json"]) == 0
+    policy = json.loads(capsys.readouterr().out)["policy"]
+    assert policy["state"] == "complete"
+    assert policy["emulated"] == ["fp8_e4m3"]
+    assert policy["fidelity"] is not None
+    assert (policy["step_s"], policy["speedup"], policy["interval"]) == (None, None, None)
+    record = load_record(folder / "runs/mlp/bench.json")
+    trial = next(each for each in record.trials if each.kind == "policy")
+    assert (trial.step_times_s, trial.emulated, len(trial.losses)) == ((), ("fp8_e4m3",), 24)
+    assert record.device.emulated_formats == ("fp8_e4m3", "fp8_e5m2")
+    shown = render_text(record)
+    assert "fp8_e4m3 emulated: not timed" in shown
 
 
 def test_bench_measures_a_policy_that_has_the_name_of_a_baseline(

@@ -179,3 +179,14 @@ def test_the_clock_returns_what_the_call_returned():
     result, seconds = clock_of("cpu")(lambda: torch.ones(2).sum().item())
     assert result == 2
     assert seconds > 0
+
+
+def test_an_emulated_run_is_never_timed(clock):
+    run = taking(clock, 1.0)
+    run.emulated = ("fp8_e4m3",)
+    message = 'step time: "two" uses fp8_e4m3, which this device emulates, and emulation says nothing about speed'
+    with pytest.raises(MeasurementError, match=message):
+        interleave({"one": taking(clock, 1.0), "two": run}, rounds=1)
+    with pytest.raises(MeasurementError, match=message):
+        interleave_until({"one": taking(clock, 1.0), "two": run}, "one", half_width=0.1, max_rounds=1)
+    assert clock == [100.0]

@@ -3,12 +3,14 @@
 import os
 import re
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from autoprec.errors import OutputError, PolicyFileError
 from autoprec.policy import (
+    Float8,
     LossScale,
     Parameters,
     Policy,
@@ -166,7 +168,7 @@ def test_plain_policy_has_every_key() -> None:
         (
             HEAD + RULES + "rule: 1",
             ':5: the policy has no key "rule"; keys: autoprec, name, device, parameters, float32_matmul, '
-            'loss_scale, outputs, rules, fallback, evidence; nearest: "rules"',
+            'float8, loss_scale, outputs, rules, fallback, evidence; nearest: "rules"',
         ),
         (HEAD + RULES + "name: q", ':5: the policy has the key "name" twice; delete one'),
         (HEAD + RULES + "1: q", ':5: a key of the policy is a whole number ("1"); expected text; quote it'),
@@ -190,6 +192,12 @@ def test_plain_policy_has_every_key() -> None:
         (HEAD + "rules:\n  - {sites: *x, format: fp32}", ":4: not YAML: found undefined alias 'x'"),
         (HEAD + RULES + "device: {knid: cpu}", ':5: device has no key "knid"; keys: kind, name; nearest: "kind"'),
         (HEAD + RULES + "parameters: {storage: fp8}", ":5: parameters.storage is 'fp8'; allowed: fp32, bf16, fp16"),
+        (HEAD + RULES + "float8: {scaling: rows}", ":5: float8.scaling is 'rows'; allowed: tensorwise, rowwise"),
+        (HEAD + RULES + "float8: {scale: rowwise}", ':5: float8 has no key "scale"; keys: scaling'),
+        (
+            HEAD + RULES.replace("rules:", "rules:\n  - {sites: a, format: fp8_e4m3}"),
+            ':4: rule "a": fp8_e4m3 is for linear, matmul',
+        ),
         (HEAD + RULES + "float32_matmul: fp16", ":5: float32_matmul is 'fp16'; allowed: ieee, tf32, bf16"),
         (HEAD + RULES + "\noutputs: bf16", ":6: outputs is 'bf16'; allowed: fp32, computed"),
         (HEAD + RULES + "loss_scale: dynamic", ':5: loss_scale is text ("dynamic"); expected a mapping'),
@@ -289,3 +297,10 @@ def test_the_example_of_the_design_page_is_close(tmp_path: Path) -> None:
     policy = load_policy(_write(tmp_path, text))
     assert len(policy.rules) == 3
     assert policy.loss_scale == LossScale(kind="dynamic", initial=32768, growth_interval=500)
+
+
+def test_the_scaling_is_written_where_it_is_not_the_default() -> None:
+    policy = Policy(name="p", rules=(Rule(sites="*", format="fp32"),))
+    assert "float8" not in dump_policy(policy)
+    rowwise = dump_policy(replace(policy, float8=Float8(scaling="rowwise")))
+    assert "\nfloat32_matmul: ieee\nfloat8: {scaling: rowwise}\nloss_scale: none\n" in rowwise

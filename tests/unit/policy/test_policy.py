@@ -12,7 +12,7 @@ import pytest
 
 from autoprec.errors import PolicyError
 from autoprec.graph.site import Site
-from autoprec.policy import RULE_FORMATS, LossScale, Parameters, Policy, Rule
+from autoprec.policy import RULE_FORMATS, Float8, LossScale, Parameters, Policy, Rule
 
 LAST = Rule(sites="*", format="bf16")
 
@@ -38,16 +38,54 @@ def test_the_first_rule_that_matches_wins() -> None:
 
 
 def test_rule_formats() -> None:
-    assert RULE_FORMATS == ("fp32", "tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "as_given", "promote")
+    assert RULE_FORMATS == ("fp32", "tf32", "bf16", "fp16", "fp8_e4m3", "fp32_bf16", "fp32_ieee", "as_given", "promote")
     for name in RULE_FORMATS:
-        assert Rule(sites="*", format=name).format == name
+        assert Rule(sites="*:linear", format=name).format == name
+
+
+@pytest.mark.parametrize("sites", ["*:linear", "a:mat?ul", "a.b:addmm#0", "*:mm"])
+def test_fp8_rules_name_matrix_products(sites: str) -> None:
+    assert Rule(sites=sites, format="fp8_e4m3").sites == sites
+
+
+@pytest.mark.parametrize(
+    ("sites", "other"),
+    [("*", "matmul|bmm"), ("a.b", "bmm"), ("*:softmax", "softmax"), ("*:*mm", "bmm"), ("*:bmm", "bmm")],
+)
+def test_fp8_rules_that_name_more_are_refused(sites: str, other: str) -> None:
+    module = re.escape(sites.partition(":")[0])
+    message = (
+        rf'is for linear, matmul, mm, addmm, and the rule names ({other}) too; name the op, as in "{module}:linear"'
+    )
+    with pytest.raises(PolicyError, match=message):
+        Rule(sites=sites, format="fp8_e4m3")
+
+
+def test_e5m2_is_for_gradients_alone() -> None:
+    with pytest.raises(PolicyError, match=r'rule "a:linear": fp8_e5m2 is no format of a site.*write fp8_e4m3'):
+        Rule(sites="a:linear", format="fp8_e5m2")
+
+
+def test_formats_and_precisions_of_rules_that_compute_inside_fp32() -> None:
+    policy = _policy(
+        float32_matmul="bf16",
+        rules=[
+            Rule(sites="a", format="tf32"),
+            Rule(sites="b", format="fp32_bf16"),
+            Rule(sites="c", format="fp32_ieee"),
+            LAST,
+        ],
+    )
+    assert policy.formats == ("tf32", "fp32", "bf16")
+    assert policy.matmul_precisions == ("bf16", "tf32", "ieee")
+    assert _policy().matmul_precisions == ("ieee",)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Rule(sites="*", format="bf61"), 'rule "*": "bf61" is not a format; formats: fp32, tf32'),
-        (lambda: Rule(sites="*", format="bf61"), "or as_given, promote"),
+        (lambda: Rule(sites="*", format="bf61"), "or fp32_bf16, fp32_ieee, as_given, promote"),
         (lambda: Rule(sites="a:sofmax", format="bf16"), 'op "sofmax" is not in the catalog; nearest: "softmax"'),
         (lambda: Rule(sites=3, format="bf16"), "rule field sites is 3; allowed: text"),  # type: ignore[arg-type]
         (lambda: Rule(sites="*", format=None), "rule field format is None; allowed: text"),  # type: ignore[arg-type]
@@ -58,6 +96,7 @@ def test_rule_formats() -> None:
         (lambda: _policy(device={"knd": "cpu"}), "device key is 'knd'; allowed: kind, name"),
         (lambda: _policy(device={"kind": 1}), "device.kind is 1; allowed: text"),
         (lambda: _policy(float32_matmul="fp16"), "float32_matmul is 'fp16'; allowed: ieee, tf32, bf16"),
+        (lambda: Float8(scaling="rows"), "float8.scaling is 'rows'; allowed: tensorwise, rowwise"),  # type: ignore[arg-type]
         (lambda: _policy(outputs="bf16"), "outputs is 'bf16'; allowed: fp32, computed"),
         (lambda: _policy(evidence={"a": [1, {2}]}), "evidence.a[1] is {2}; allowed: text, numbers, booleans, None"),
         (lambda: _policy(evidence={1: 2}), "a key of evidence is 1; allowed: text"),

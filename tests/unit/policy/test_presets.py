@@ -8,14 +8,16 @@ from autoprec.errors import PolicyError
 from autoprec.graph.site import Site
 from autoprec.policy import LossScale, Policy, preset, preset_names
 
+LAST = ("fp8-matmul", "low-bf16")
+
 
 def _format(policy: Policy, op: str, module: str = "m") -> str:
     return policy.format_of(Site(module, op, 0))[0]
 
 
 def test_names_by_device_kind() -> None:
-    assert preset_names("cpu") == ("fp32", "fp32-matmul-bf16", "autocast-bf16", "autocast-fp16", "low-bf16")
-    assert preset_names("cuda") == ("fp32", "fp32-matmul-tf32", "autocast-bf16", "autocast-fp16", "low-bf16")
+    assert preset_names("cpu") == ("fp32", "fp32-matmul-bf16", "autocast-bf16", "autocast-fp16", *LAST)
+    assert preset_names("cuda") == ("fp32", "fp32-matmul-tf32", "autocast-bf16", "autocast-fp16", *LAST)
     assert preset_names("mps") == ("fp32", "autocast-bf16", "autocast-fp16", "low-bf16")
 
 
@@ -58,6 +60,18 @@ def test_autocast_states_torchs_lists(name: str, low: str) -> None:
     assert (_format(cpu, "softmax"), _format(cuda, "softmax")) == ("as_given", "fp32")
     assert (_format(cpu, "cat"), _format(cuda, "cat")) == ("promote", "as_given")
     assert (_format(cpu, "scatter_add"), _format(cuda, "scatter_add")) == ("as_given", "promote")
+
+
+def test_fp8_matmul_is_autocast_with_linear_layers_in_fp8() -> None:
+    policy, autocast = preset("fp8-matmul", "cuda"), preset("autocast-bf16", "cuda")
+    assert (_format(policy, "linear"), _format(policy, "matmul"), _format(policy, "conv2d")) == (
+        "fp8_e4m3",
+        "bf16",
+        "bf16",
+    )
+    assert policy.rules[1:] == tuple(rule for rule in autocast.rules if rule.sites != "*:linear")
+    assert policy.outputs == "computed"
+    assert "first and the last layer" in policy.rules[0].why
 
 
 def test_only_fp16_scales_the_loss_and_as_grad_scaler_does() -> None:

@@ -1,14 +1,16 @@
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from autoprec.errors import DeviceError
+from autoprec.errors import DeviceError, FormatError
 from autoprec.numerics import FORMATS
+from autoprec.policy import Policy, Rule
 from autoprec.runtime import device
-from autoprec.runtime.device import describe
+from autoprec.runtime.device import describe, emulated_formats
 
 SAPPHIRE_RAPIDS = """processor : 0
 model name : Intel(R) Xeon(R) Platinum 8480+
@@ -157,6 +159,34 @@ def test_a_matmul_that_is_not_implemented_does_not_run(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", missing)
     assert not device._runs("fp16", "cpu")
+
+
+def _policy(*formats: str, sites: str = "*:linear", **settings: Any) -> Policy:
+    rules = [*(Rule(sites=sites, format=name) for name in formats), Rule(sites="*", format="fp32")]
+    return Policy(name="p", rules=tuple(rules), **settings)
+
+
+def test_formats_without_kernels_are_emulated_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = describe("cpu")
+    assert info.emulated_formats == emulated_formats("cpu") == ("fp8_e4m3", "fp8_e5m2")
+    assert info.emulates(_policy("fp8_e4m3", "bf16")) == ("fp8_e4m3",)
+    assert info.emulates(_policy("bf16")) == ()
+    hopper = dataclasses.replace(info, formats=(*info.formats, "fp8_e4m3", "fp8_e5m2"))
+    assert hopper.emulated_formats == hopper.emulates(_policy("fp8_e4m3")) == ()
+    monkeypatch.setattr(device, "_running_formats", lambda _: ("fp32", "fp8_e4m3", "fp8_e5m2"))
+    assert emulated_formats("cuda") == ()
+
+
+def test_what_a_device_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device.matmul_precision, "_supported", lambda _: ("ieee", "bf16"))
+    info = dataclasses.replace(describe("cpu"), formats=("fp32", "bf16"), name="this")
+    info.require(_policy("bf16", "fp8_e4m3", "fp32_bf16", float32_matmul="bf16"))
+    with pytest.raises(FormatError, match='policy "p" uses fp16, which this does not run; it runs fp32, bf16'):
+        info.require(_policy("fp16"))
+    message = 'policy "p" uses tf32 inside FP32 matmuls, which changes nothing on this; it supports ieee, bf16'
+    for policy in (_policy("tf32"), _policy(float32_matmul="tf32")):
+        with pytest.raises(DeviceError, match=message):
+            info.require(policy)
 
 
 @pytest.mark.gpu
