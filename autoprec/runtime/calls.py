@@ -9,10 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from autoprec.ops import ENTERED, Op, canonical_name, lookup
+from autoprec.ops import CATALOG, ENTERED, Op, canonical_name, lookup
 
 # Changes something although it returns no tensor and writes to none of its arguments' memory.
 EFFECTS = frozenset({"backward", "set", "requires_grad", "register_hook", "retain_grad", "_set_grad_enabled"})
+
+# Where functions live that move tensors between processes, and FSDP's copies into and out of its buffers. Only their
+# bytes count, also those of names that compute elsewhere: `torch.distributed.scatter` is no `Tensor.scatter`.
+_COMMUNICATION = (
+    "torch.distributed.",
+    *(f"torch._ops.{name}" for name in ("c10d", "_c10d", "fsdp", "symm_mem")),  # or what begins so
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ def _entered(function: types.FunctionType) -> Callable[..., Any]:
 
 
 def _describe(function: Any) -> Call:
+    if _communicates(function):
+        return Call(CATALOG["collective"])
     name = getattr(function, "__name__", type(function).__name__).partition(".")[0]  # add_.Tensor is an overload
     if isinstance(function, types.MethodWrapperType):  # Tensor.T.__get__ and its kind
         return Call(lookup(canonical_name(name)), property_name=getattr(function.__self__, "__name__", ""))
@@ -53,6 +62,11 @@ def _describe(function: Any) -> Call:
     if op.name in ENTERED and isinstance(function, types.FunctionType):
         return Call(op, entered=_entered(function))
     return Call(op, writes_first=in_place)
+
+
+def _communicates(function: Any) -> bool:
+    home = getattr(function, "__module__", None)
+    return isinstance(home, str) and home.startswith(_COMMUNICATION)
 
 
 _CALLS: dict[Any, Call] = {}
