@@ -5,9 +5,12 @@ analyzed is what is cast.
 """
 
 import types
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch.nn import functional as F
 
 from autoprec.ops import CATALOG, ENTERED, Op, canonical_name, lookup
 
@@ -26,15 +29,21 @@ _COMMUNICATION = (
 class Call:
     """Facts of one torch function, the same at every call of it.
 
-    `writes_first` says that the first argument is written to; `entered` is the function's body when it is
-    written in Python on top of other torch functions, which are then intercepted one by one.
-    `property_name` is set for a tensor property such as `T`.
+    `writes_first` says that the first argument is written to; `is_entered` that the function is written in Python on
+    top of other torch functions, which are intercepted one by one where `BODIES[function]` is called in its place.
+    `property_name` is set for a tensor property such as `T`; `is_site` repeats the op's, whose property torch.compile
+    cannot read.
     """
 
     op: Op
     writes_first: bool = False
-    entered: Callable[..., Any] | None = None
+    is_entered: bool = False
     property_name: str = ""
+    is_site: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Repeat what the op says."""
+        object.__setattr__(self, "is_site", self.op.is_site)
 
 
 def _never(*_: Any) -> bool:
@@ -45,10 +54,17 @@ def _entered(function: types.FunctionType) -> Callable[..., Any]:
     """Return `function` with its own override check answered no, so that its body runs and inner calls are seen."""
     checks = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     namespace = {**function.__globals__, **dict.fromkeys(checks, _never)}
+    del namespace["__name__"]  # by which torch.compile would find the globals of the module, not these
     facts = (function.__name__, function.__defaults__, function.__closure__)
     body = types.FunctionType(function.__code__, namespace, *facts)
     body.__kwdefaults__ = function.__kwdefaults__
     return body
+
+
+BODIES: Mapping[Any, Callable[..., Any]] = {
+    **{getattr(F, name): _entered(getattr(F, name)) for name in sorted(ENTERED)},
+    torch.Tensor.unflatten: torch.unflatten,  # it calls super(), which torch.compile does not trace under a mode
+}
 
 
 def _describe(function: Any) -> Call:
@@ -59,9 +75,7 @@ def _describe(function: Any) -> Call:
         return Call(lookup(canonical_name(name)), property_name=getattr(function.__self__, "__name__", ""))
     op = lookup(canonical_name(name))
     in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    if op.name in ENTERED and isinstance(function, types.FunctionType):
-        return Call(op, entered=_entered(function))
-    return Call(op, writes_first=in_place)
+    return Call(op, writes_first=in_place, is_entered=function in BODIES)
 
 
 def _communicates(function: Any) -> bool:
@@ -78,3 +92,8 @@ def describe(function: Any) -> Call:
     if call is None:
         call = _CALLS[function] = _describe(function)
     return call
+
+
+# torch.compile asks once a call site, while it traces, and does not trace the asking: the answer never changes.
+# What `torch.compiler.assume_constant_result` sets, without importing the compiler.
+describe._dynamo_marked_constant = True  # type: ignore[attr-defined]

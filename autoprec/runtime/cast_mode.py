@@ -132,9 +132,10 @@ class CastMode(SiteMode):
         if isinstance(value, torch.Tensor):
             if value.dtype == dtype or not value.is_floating_point():
                 return value
-            if value.is_leaf and value.requires_grad and not value.is_inference():
-                return self._cast_weight(value, dtype)
-            return value.to(dtype)
+            # A compiler merges equal casts by itself, and knows what is written in between; it knows no versions.
+            if torch.compiler.is_compiling() or not value.is_leaf or not value.requires_grad or value.is_inference():
+                return value.to(dtype)
+            return self._cast_weight(value, dtype)
         if isinstance(value, (tuple, list)) and any(True for _ in tensors_in(value)):
             parts = [self._cast(part, dtype) for part in value]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

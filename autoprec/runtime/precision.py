@@ -119,6 +119,8 @@ class Precision:
             self._actions[key] = _action(self.policy.format_of(Site(*key))[0])
         return self._actions[key]
 
+    action_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
 
 _thread = threading.local()
 
