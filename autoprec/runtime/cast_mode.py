@@ -15,7 +15,8 @@ PROMOTE = "promote"
 Action = torch.dtype | str | None
 
 # Kernels of these families raise on arguments of different dtypes, so an unnamed site of theirs agrees on the widest.
-_AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent"})
+_AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent", "loss", "sampling"})
+_AGREEING_OPS = frozenset({"prelu", "isclose", "allclose", "cross", "linalg_cross", "embedding_bag"})
 _CASTABLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 
@@ -29,7 +30,7 @@ _STATISTICS: Mapping[Any, tuple[int, int]] = {
 
 
 def _agrees(call: Call) -> bool:
-    return call.op.family in _AGREEING or call.op.one_dtype
+    return call.op.family in _AGREEING or call.op.one_dtype or call.op.name in _AGREEING_OPS
 
 
 def _writes(call: Call, kwargs: Mapping[str, Any]) -> bool:
@@ -78,6 +79,8 @@ class CastMode(SiteMode):
         action = None if frame.leaves_alone() else self._action_of(frame.module, call.op.name, index)
         if action is None and _agrees(call):
             action = PROMOTE
+        if action is None and call.op.cast == "first":  # its parameters may be narrower than kernels take beside it
+            action = (args[0] if args else kwargs["input"]).dtype
         if action is None or kwargs.get("max_norm") is not None:  # such an embedding writes to its weight
             return func(*args, **kwargs)
         floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]

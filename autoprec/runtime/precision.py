@@ -1,6 +1,7 @@
 """`Precision`: a policy installed in a module, and the way back."""
 
 import copy
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -123,6 +124,14 @@ class Precision:
 
 
 _thread = threading.local()
+
+
+def _stand_aside() -> None:
+    _thread.mode = None
+
+
+if hasattr(os, "register_at_fork"):  # a forked data loader worker inherits the modes of the thread that started it
+    os.register_at_fork(after_in_child=_stand_aside)
 
 
 def _innermost() -> "_OwnedMode | None":

@@ -128,7 +128,8 @@ def test_gradient_checkpointing_of_transformers_changes_no_gradient(name: str, *
         build, batch = MODELS[name]()
         model: Any = seeded(build)
         if checkpoints:
-            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            newer = getattr(model, "activation_checkpointing_enable", None)  # its name from transformers 5 on
+            (newer or model.gradient_checkpointing_enable)({"use_reentrant": reentrant})
             if reentrant:
                 model.enable_input_require_grads()
         model.train()
@@ -197,7 +198,7 @@ def policies() -> Iterator[Policy]:
             yield rules
 
 
-@pytest.mark.parametrize("rules", policies(), ids=lambda rules: rules.name)
+@pytest.mark.parametrize("rules", list(policies()), ids=lambda rules: rules.name)
 @pytest.mark.parametrize("name", ["GPT-2", "CNN", "encoder"])
 def test_the_applied_path_never_waits_for_the_device(name: str, rules: Policy) -> None:
     if name == "encoder":
