@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch.nn import functional as F
 
 from autoprec.ops import CATALOG, ENTERED, Op, canonical_name, lookup
@@ -61,10 +60,7 @@ def _entered(function: types.FunctionType) -> Callable[..., Any]:
     return body
 
 
-BODIES: Mapping[Any, Callable[..., Any]] = {
-    **{getattr(F, name): _entered(getattr(F, name)) for name in sorted(ENTERED)},
-    torch.Tensor.unflatten: torch.unflatten,  # it calls super(), which torch.compile does not trace under a mode
-}
+BODIES: Mapping[Any, Callable[..., Any]] = {getattr(F, name): _entered(getattr(F, name)) for name in sorted(ENTERED)}
 
 
 def _describe(function: Any) -> Call:

@@ -16,7 +16,8 @@ Action = torch.dtype | str | None
 
 # Kernels of these families raise on arguments of different dtypes, so an unnamed site of theirs agrees on the widest.
 _AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent", "loss", "sampling"})
-_AGREEING_OPS = frozenset({"prelu", "isclose", "allclose", "cross", "linalg_cross", "embedding_bag"})
+_AGREEING_OPS = frozenset({"prelu", "cross", "linalg_cross", "embedding_bag"})
+_COMPARISONS = frozenset({"isclose", "allclose"})  # no sites, and yet their arguments must agree
 _CASTABLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 
@@ -99,6 +100,10 @@ class CastMode(SiteMode):
         """Run a call without a site; what is assigned to a part of a tensor takes its dtype, mask or no mask."""
         if call.op.name == "setitem" and args[0].dtype in _CASTABLE and isinstance(args[2], torch.Tensor):
             args = (*args[:2], self._cast(args[2], args[0].dtype))
+        if call.op.name in _COMPARISONS and args[0].dtype in _CASTABLE and args[1].dtype in _CASTABLE:
+            args = (*(self._cast(each, widest({args[0].dtype, args[1].dtype})) for each in args[:2]), *args[2:])
+        if call.op.name == "unflatten":  # the method calls super(), which torch.compile does not trace under a mode
+            func = torch.unflatten
         return func(*args, **kwargs)
 
     def _call_writing(self, func: Any, call: Call, written: Any, args: Any, kwargs: Any) -> Any:

@@ -35,7 +35,7 @@ def policy(*rules: tuple[str, str], **settings: Any) -> Policy:
     return Policy(name="test", rules=tuple(Rule(sites=s, format=f) for s, f in rules), **settings)
 
 
-MIXED = policy(("*:softmax", "fp32"), ("*:gelu", "fp16"), ("*norm*", "fp32"), ("*", "bf16"))
+MIXED = policy(("*:softmax", "fp32"), ("*:gelu", "fp16"), ("*:layer_norm", "fp32"), ("*", "bf16"))
 BY_INDEX = policy((":mul#1", "fp16"), (":mul", "bf16"), ("*", "as_given"), outputs="computed")
 
 
@@ -294,6 +294,7 @@ def test_remove_after_compile_restores_what_the_compiled_model_computes(*, in_pl
     assert torch.equal(model(x), plain(x))
 
 
+@pytest.mark.xfail(strict=True, reason="Dynamo traces a checkpointed region apart, and the mode's frames lie outside")
 def test_a_checkpointed_block_compiles() -> None:
     from torch.utils.checkpoint import checkpoint
 

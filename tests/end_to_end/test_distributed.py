@@ -428,6 +428,34 @@ def test_fsdp_with_its_own_mixed_precision_is_the_model_in_that_format(
         assert differing(sharded, by_hand) == []
 
 
+def fsdp_exported(rank: int) -> Any:  # noqa: ARG001
+    """Shard as the export says; return what each module was gathered in, and whether a step changed the parameters."""
+    from torch.distributed.fsdp import fully_shard
+
+    from autoprec.runtime.export import fsdp2_policies
+
+    torch.manual_seed(0)
+    model = Net()
+    rules = Policy(name="e", rules=(Rule(sites="head", format="fp32"), Rule(sites="*", format="bf16")))
+    export = fsdp2_policies(model, rules)
+    for path, mixed in export.policies.items():
+        fully_shard(model.get_submodule(path), mp_policy=mixed)
+    seen: dict[str, tuple[torch.dtype, torch.dtype]] = {}
+    for name in ("enter", "blocks.1.rise", "head"):
+        module = model.get_submodule(name)
+        module.register_forward_hook(lambda m, args, y, name=name: seen.update({name: (m.weight.dtype, y.dtype)}))
+    output = model(batch_of(0))
+    output.square().mean().backward()
+    return seen, output.dtype, {p.grad.dtype for p in model.parameters() if p.grad is not None}
+
+
+def test_an_exported_policy_shards_in_the_formats_of_the_policy(ranks: TwoRanks) -> None:
+    low, high = torch.bfloat16, torch.float32
+    for seen, output, gradients in ranks.run(fsdp_exported):
+        assert seen == {"enter": (low, low), "blocks.1.rise": (low, low), "head": (high, high)}
+        assert (output, gradients) == (high, {high})
+
+
 def fsdp_scaled(rank: int) -> Any:
     """Overflow on rank 1 in the second of four steps, under FSDP."""
     torch.manual_seed(0)
