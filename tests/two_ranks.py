@@ -80,7 +80,9 @@ def _serve(rank: int, meeting: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     with _told(pipe):
         store = dist.FileStore(meeting, RANKS)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=_COLLECTIVE_S))
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=_COLLECTIVE_S)
+        )
         pipe.send(("", None))
     while (task := pipe.recv()) is not None:
         scenario, args = task
@@ -94,5 +96,5 @@ def _serve(rank: int, meeting: str, pipe: Connection) -> None:
 def _told(pipe: Connection) -> Iterator[None]:
     try:
         yield
-    except BaseException:  # noqa: BLE001 whatever it was, the test tells it
+    except BaseException:
         pipe.send((traceback.format_exc(), None))

@@ -99,7 +99,9 @@ def float8_module_filter(model: nn.Module, policy: Policy) -> Float8Export:
     told = tuple(f'module "{path}" asks for {_FLOAT8} and stays as it is: {why}' for path, why in unfit.items())
     low = sorted({name for name in formats.values() if name not in (_FLOAT8, "fp32")})
     others = (f"sites in {', '.join(low)}: the filter chooses float8 or nothing; keep apply() for these",) * bool(low)
-    gradients = ("gradients of the chosen linears are cast as Float8LinearConfig says, which the policy has no rule for",)
+    gradients = (
+        "gradients of the chosen linears are cast as Float8LinearConfig says, which the policy has no rule for",
+    )
     unexpressed = (*told, *others, *gradients * bool(chosen), *_settings(policy), *_rules(model, policy, formats))
     return Float8Export(module_filter=module_filter, modules=chosen, unexpressed=unexpressed)
 
@@ -130,7 +132,9 @@ def _units(module: nn.Module, path: str, formats: Mapping[str, str]) -> Iterator
 
 def _norms_in(model: nn.Module, formats: Mapping[str, str]) -> Iterator[str]:
     low = [
-        path for path, module in model.named_modules() if isinstance(module, _NORMS) and formats.get(path, "fp32") != "fp32"
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, _NORMS) and formats.get(path, "fp32") != "fp32"
     ]
     if low:
         yield (
@@ -194,7 +198,9 @@ def _unexpressed(rule: Rule, modules: Mapping[str, nn.Module], policy: Policy, f
         return "its modules have no parameters; their ops run in whatever dtype reaches them"
     op = rule.sites.partition(":")[2]
     won = any(policy.rules[policy.format_of(Site(path, op or "linear", 0))[1]] is rule for path in modules)
-    return "it is about ops inside modules, not about the parameters of one; they run in what reaches them" if won else ""
+    return (
+        "it is about ops inside modules, not about the parameters of one; they run in what reaches them" if won else ""
+    )
 
 
 def _more(count: int) -> str:

@@ -27,7 +27,10 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # another kernel, which eager evaluation alone would take
     yield
+    torch.backends.mha.set_fastpath_enabled(fast)
     torch._dynamo.reset()
 
 
@@ -147,11 +150,14 @@ def test_inductor_is_the_applied_model(name: str) -> None:
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_transformers_compile_fullgraph(name: str, backend: str) -> None:
     build, batch = MODELS[name]()
-    model, twin = pair(lambda: build().eval(), MIXED)
+    batch.pop("labels")  # transformers logs a warning on the way to its loss, which is a break of its own
+    # Tied weights are cast once an eager forward and once a use in a graph, and their gradients added accordingly.
+    rules = policy(("*:embedding", "as_given"), *((rule.sites, rule.format) for rule in MIXED.rules))
+    model, twin = pair(lambda: build().eval(), rules)
     losses = []
     for each in (model, twin):
         call = torch.compile(each, fullgraph=True, backend=backend) if each is model else each
-        loss = call(**batch).loss
+        loss = call(**batch).logits.square().mean()
         loss.backward()
         losses.append(loss.detach())
     assert_close(

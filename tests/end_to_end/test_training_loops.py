@@ -57,7 +57,7 @@ class CheckpointedBody(Block):
         return self.checkpointed(self.body, x)
 
 
-def keep_matmuls(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:  # noqa: ARG001
+def keep_matmuls(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     kept = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
     return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
@@ -184,7 +184,7 @@ class NoSync(TorchDispatchMode):
 
     SYNCING = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal", "_to_cpu", "masked_select", "unique")
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in self.SYNCING:
             raise AssertionError(f"{func} makes the host wait for the device")
         return func(*args, **(kwargs or {}))
@@ -308,5 +308,7 @@ def test_a_dataset_that_holds_an_applied_model_is_not_sent_to_a_spawned_worker()
     model = nn.Linear(2, 2)
     autoprec.apply(model, MIXED)
     loader = torch.utils.data.DataLoader(Features(model), num_workers=1, multiprocessing_context="spawn")
-    with pytest.raises(ApplyError, match=r"a policy is installed, not saved; save model.state_dict\(\), or call remove"):
+    with pytest.raises(
+        ApplyError, match=r"a policy is installed, not saved; save model.state_dict\(\), or call remove"
+    ):
         next(iter(loader))

@@ -101,7 +101,9 @@ def policy_of(formats: dict[tuple[str, int], str]) -> Policy:
 
 
 @hypothesis.given(programs())
-def test_a_program_under_a_policy_is_the_program_with_casts(case: tuple[list[Step], dict[tuple[str, int], str]]) -> None:
+def test_a_program_under_a_policy_is_the_program_with_casts(
+    case: tuple[list[Step], dict[tuple[str, int], str]],
+) -> None:
     steps, formats = case
     program = Program(steps)
     x = torch.linspace(-2, 2, SIZE * SIZE).reshape(SIZE, SIZE).requires_grad_()

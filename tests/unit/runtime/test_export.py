@@ -1,5 +1,7 @@
 """Exports of a policy: what they choose, and that they say what they leave out of this policy."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -88,7 +90,7 @@ def test_an_fp32_policy_leaves_nothing_out() -> None:
 )
 def test_a_rule_that_is_not_about_parameters_is_told(rule: tuple[str, str], reason: str) -> None:
     (told,) = (text for text in fsdp2_policies(Net(), policy(rule, ("*", "fp32"))).unexpressed if "rule" in text)
-    assert __import__("re").match(reason, told)
+    assert re.match(reason, told)
 
 
 def test_settings_beside_the_rules_are_told() -> None:
@@ -106,7 +108,9 @@ def test_settings_beside_the_rules_are_told() -> None:
 
 
 def test_fp8_is_not_for_fsdp2() -> None:
-    with pytest.raises(PolicyError, match='module "head" runs in fp8_e4m3; FSDP2 gathers parameters in fp32, bf16 or fp16'):
+    with pytest.raises(
+        PolicyError, match='module "head" runs in fp8_e4m3; FSDP2 gathers parameters in fp32, bf16 or fp16'
+    ):
         fsdp2_policies(Net(), policy(("head", "fp8_e4m3"), ("*", "fp32")))
 
 
@@ -123,10 +127,12 @@ def test_what_float8_cannot_take_is_told() -> None:
     export = float8_module_filter(Net(), policy(("head", "fp8_e4m3"), ("*norm", "fp8_e4m3"), ("*", "fp32")))
     assert export.modules == ()
     assert export.unexpressed[:3] == (
-        'module "blocks.0.norm" asks for fp8_e4m3 and stays as it is: it is a LayerNorm, and torchao converts nn.Linear',
-        'module "blocks.1.norm" asks for fp8_e4m3 and stays as it is: it is a LayerNorm, and torchao converts nn.Linear',
-        'module "head" asks for fp8_e4m3 and stays as it is: its weight is [10, 16], and float8 matmuls take multiples of '
-        "16",
+        'module "blocks.0.norm" asks for fp8_e4m3 and stays as it is: it is a LayerNorm, and torchao '
+        "converts nn.Linear",
+        'module "blocks.1.norm" asks for fp8_e4m3 and stays as it is: it is a LayerNorm, and torchao '
+        "converts nn.Linear",
+        'module "head" asks for fp8_e4m3 and stays as it is: its weight is [10, 16], and float8 matmuls take '
+        "multiples of 16",
     )
 
 

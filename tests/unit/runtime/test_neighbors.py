@@ -174,7 +174,9 @@ CALLS: Mapping[str, Callable[..., torch.Tensor]] = {
     "huber_loss": lambda a, b, w: (F.huber_loss(a, b) + F.smooth_l1_loss(a, b) + F.l1_loss(a, b)) * w,
     "kl_div": lambda a, b, w: F.kl_div(a.log_softmax(-1), b.softmax(-1), reduction="batchmean") * w,
     "binary_cross_entropy": lambda a, b, w: F.binary_cross_entropy(a.sigmoid(), b.sigmoid()) * w,
-    "bce_with_logits": lambda a, b, w: F.binary_cross_entropy_with_logits(a, b.sigmoid(), pos_weight=w[0].detach().abs()) * w,
+    "bce_with_logits": lambda a, b, w: (
+        F.binary_cross_entropy_with_logits(a, b.sigmoid(), pos_weight=w[0].detach().abs()) * w
+    ),
     "cosine_embedding_loss": lambda a, b, w: F.cosine_embedding_loss(a, b, torch.ones(4)) * w,
     "triplet_margin_loss": lambda a, b, w: F.triplet_margin_loss(a, b, w) * w,
     "layer_norm": lambda a, b, w: F.layer_norm(a, (4,), w[0], b[0]),
@@ -184,7 +186,9 @@ CALLS: Mapping[str, Callable[..., torch.Tensor]] = {
     "instance_norm": lambda a, b, w: F.instance_norm(a[None], weight=w[0], bias=b[0])[0],
     "embedding": lambda a, b, w: F.embedding(INDEX, w) @ a + F.embedding(INDEX, b),
     "embedding_bag": lambda a, b, w: F.embedding_bag(GRID, w, per_sample_weights=a[:2], mode="sum") @ b,
-    "grid_sample": lambda a, b, w: F.grid_sample(a[None, None], torch.stack([b, w], -1)[None], align_corners=False)[0, 0],
+    "grid_sample": lambda a, b, w: F.grid_sample(a[None, None], torch.stack([b, w], -1)[None], align_corners=False)[
+        0, 0
+    ],
 }
 
 LAYERS: Mapping[str, Callable[[], nn.Module]] = {
@@ -248,7 +252,9 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
 def test_no_neighbor_makes_a_call_fail(name: str) -> None:
     build = MODELS[name]
     SEEN.clear()
-    plain = step(build, Watched(name="watched", rules=(Rule(sites="?*", format="bf16"), Rule(sites="*", format="as_given"))))
+    plain = step(
+        build, Watched(name="watched", rules=(Rule(sites="?*", format="bf16"), Rule(sites="*", format="as_given")))
+    )
     sites = sorted(set(SEEN))
     assert len(sites) > 3
     for site in sites:
