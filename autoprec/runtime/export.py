@@ -120,7 +120,7 @@ def _main_op(module: nn.Module) -> str | None:
 
 def _units(module: nn.Module, path: str, formats: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the outermost modules below which all formats agree, children first."""
-    below = {name for each, name in formats.items() if path == "" or each == path or each.startswith(path + ".")}
+    below = {name for each, name in formats.items() if path in ("", each) or each.startswith(path + ".")}
     if len(below) == 1 and not isinstance(module, (nn.ModuleList, nn.ModuleDict)):  # these have no forward to hook
         yield path, below.pop()
         return
@@ -138,8 +138,8 @@ def _norms_in(model: nn.Module, formats: Mapping[str, str]) -> Iterator[str]:
     ]
     if low:
         yield (
-            f'norm parameters of "{low[0]}"{_more(len(low) - 1)} are gathered in {formats[low[0]]}; apply() keeps them as '
-            "stored and casts the activation alone"
+            f'norm parameters of "{low[0]}"{_more(len(low) - 1)} are gathered in {formats[low[0]]}; apply() keeps them '
+            "as stored and casts the activation alone"
         )
 
 
@@ -156,7 +156,8 @@ def _settings(policy: Policy) -> Iterator[str]:
     if policy.float32_matmul != "ieee":
         yield f"float32_matmul: {policy.float32_matmul}: set torch.backends.*.fp32_precision by hand"
     if policy.loss_scale.kind != "none":
-        yield f"loss_scale: {policy.loss_scale.kind}, initial {policy.loss_scale.initial:g}: use torch.amp.GradScaler by hand"
+        scale = policy.loss_scale
+        yield f"loss_scale: {scale.kind}, initial {scale.initial:g}: use torch.amp.GradScaler by hand"
     if policy.parameters.storage != "fp32":
         yield f"parameters: stored in {policy.parameters.storage}: convert the model by hand before it is sharded"
 
@@ -174,8 +175,8 @@ def _rules(model: nn.Module, policy: Policy, formats: Mapping[str, str]) -> Iter
     if bare and last.format != "fp32":
         place = f'"{bare[0]}"' if bare[0] else "the root"
         yield (
-            f'rule "{last.sites}" ({last.format}) also covers functional ops, as in {place}{_more(len(bare) - 1)}: they run '
-            "in whatever dtype reaches them"
+            f'rule "{last.sites}" ({last.format}) also covers functional ops, as in {place}{_more(len(bare) - 1)}: they '
+            "run in whatever dtype reaches them"
         )
 
 

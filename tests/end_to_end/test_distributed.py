@@ -165,7 +165,7 @@ def test_ddp_on_half_batches_is_the_single_process_on_the_joined_batch(ranks: Tw
     (first, alone), (second, _) = ranks.run(ddp_halves, policy)
     assert differing(first, second) == [], "ranks drift apart"
     for name, wanted in alone.items():
-        # A bf16 weight gradient is rounded once, by 2**-9 of its size: once for the joined batch and once for each half.
+        # A bf16 weight gradient is rounded by 2**-9 of its size: once for the joined batch, once for each half.
         # Halves can be larger than their mean, and three steps add up; what is wrong (one rank's gradient, a sum in
         # place of a mean) is off by more than a tenth.
         assert (first[name] - wanted).abs().max() <= 2**-5 * wanted.abs().max() + 1e-6, name
@@ -383,7 +383,7 @@ def fsdp_shared(rank: int, options: dict[str, Any]) -> Any:
 def test_fsdp_of_a_module_called_twice_loses_no_gradient(ranks: TwoRanks, options: dict[str, Any]) -> None:
     for sharded, alone in ranks.run(fsdp_shared, options):
         for name, wanted in alone.items():
-            # One cast for both calls adds their gradients in bf16, one cast a call adds them in FP32: half an ulp apart,
+            # One cast for both calls adds their gradients in bf16, one cast a call in FP32: half an ulp apart,
             # of a sum that may be smaller than what is added. A gradient that is lost is half of the sum.
             bound = 2**-6 if name.startswith("shared.") else 0.0
             assert (sharded[name] - wanted).abs().max() <= bound * wanted.abs().max(), name
