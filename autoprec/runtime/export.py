@@ -175,8 +175,8 @@ def _rules(model: nn.Module, policy: Policy, formats: Mapping[str, str]) -> Iter
     if bare and last.format != "fp32":
         place = f'"{bare[0]}"' if bare[0] else "the root"
         yield (
-            f'rule "{last.sites}" ({last.format}) also covers functional ops, as in {place}{_more(len(bare) - 1)}: they '
-            "run in whatever dtype reaches them"
+            f'rule "{last.sites}" ({last.format}) covers functional ops too, as in {place}{_more(len(bare) - 1)}: '
+            "they run in whatever dtype reaches them"
         )
 
 

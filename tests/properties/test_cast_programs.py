@@ -16,8 +16,8 @@ from autoprec.policy import Policy, Rule
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIZE = 4
 
-# op -> its number of arguments, the function, and what it demands: `agree` for equal dtypes, `norm` for a first argument
-# that alone is cast.
+# op -> its number of arguments, the function, and what it demands: `agree` for equal dtypes, `norm` for a first
+# argument that alone is cast.
 Operation: TypeAlias = tuple[int, Callable[..., torch.Tensor], str]
 OPS: Mapping[str, Operation] = {
     "matmul": (2, lambda a, b: a @ b, "agree"),
@@ -88,8 +88,7 @@ def by_hand(program: Program, formats: dict[tuple[str, int], str], x: torch.Tens
         elif dtype is not None:
             arguments = [value.to(dtype) for value in arguments]
         if op == "where":  # the comparison is never cast
-            a, b = (values[place] for place in places)
-            values.append(torch.where(a > 0, arguments[0], arguments[1]))
+            values.append(torch.where(values[places[0]] > 0, arguments[0], arguments[1]))
         else:
             values.append(function(*arguments))
     return values[-1].float()

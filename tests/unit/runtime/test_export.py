@@ -46,9 +46,9 @@ def test_a_uniform_policy_is_one_unit() -> None:
     root = export.policies[""]
     assert (root.param_dtype, root.reduce_dtype, root.output_dtype) == (torch.bfloat16, torch.float32, torch.float32)
     assert export.unexpressed == (
-        'norm parameters of "blocks.0.norm" and 1 more are gathered in bf16; apply() keeps them as stored and casts the '
-        "activation alone",
-        'rule "*" (bf16) also covers functional ops, as in the root and 3 more: they run in whatever dtype reaches them',
+        'norm parameters of "blocks.0.norm" and 1 more are gathered in bf16; apply() keeps them as stored and casts '
+        "the activation alone",
+        'rule "*" (bf16) covers functional ops too, as in the root and 3 more: they run in whatever dtype reaches them',
     )
     assert fsdp2_policies(Net(), policy(("*", "bf16"), outputs="computed")).policies[""].output_dtype is None
 
