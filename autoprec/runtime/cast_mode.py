@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from autoprec.graph.site import LOSS_MODULE
-from autoprec.runtime.calls import Call
+from autoprec.runtime.calls import BODIES, Call
 from autoprec.runtime.edits import EDITS
-from autoprec.runtime.plans import BACKWARD, CASTABLE, PROMOTE, ModulePlans, agrees
+from autoprec.runtime.plans import BACKWARD, CASTABLE, COMPARISONS, PROMOTE, Executor, ModulePlans, agrees
 from autoprec.runtime.site_mode import Frame, SiteMode
 from autoprec.runtime.weight_casts import SMALLEST, WeightCasts, to_dtype
 
@@ -49,12 +49,13 @@ class CastMode(SiteMode):
 
     Never cast: integer and complex tensors, an argument that is written to, norm parameters and running
     statistics, calls that compute in float64 (the author's explicit choice), calls under `no_grad` inside a module
-    that needs gradients, and calls with `out=`.
+    that needs gradients, and calls with `out=`. While it is `aside`, nothing is.
     """
 
-    def __init__(self, plans_of: Callable[[str], ModulePlans], kept: Callable[[], WeightCasts | None]) -> None:
+    def __init__(self, plans_of: Callable[[str], ModulePlans], executors: Mapping[str, Executor]) -> None:
         self._plans_of = plans_of
-        self._kept_of = kept
+        self._executors = executors
+        self.aside = False
         self.casts: Mapping[torch.dtype, dict[int, _Cast]] = {dtype: {} for dtype in CASTABLE}
         self._plans = plans_of(LOSS_MODULE)
         self.idle = self._plans.idle
@@ -82,14 +83,16 @@ class CastMode(SiteMode):
             casts.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.idle:
+        if torch.compiler.is_dynamo_compiling() and not self.aside:  # it traces no plans: there is time to look it up
+            return super().__torch_function__(func, types, args, kwargs)
+        if self.aside or func in self.idle:
             return func(*args, **kwargs) if kwargs else func(*args)
         plan = self._plans.plans.get(func) or self._plans.plan(func)
         kwargs, call = kwargs or {}, plan.call
-        if call.entered is not None:
+        if call.is_entered:
             with self:
-                return call.entered(*args, **kwargs)
-        if not call.op.is_site:
+                return BODIES[func](*args, **kwargs)
+        if not call.is_site:
             return self.on_other(func, call, args, kwargs)
         frame = self.frames[-1]
         index = frame.next_index(call.op.name)
@@ -119,10 +122,12 @@ class CastMode(SiteMode):
     def on_site(self, func: Any, call: Call, frame: Frame, index: int, args: Any, kwargs: Any) -> Any:
         """Cast what the policy says to cast, and run the call."""
         action = None if frame.leaves_alone() else self._plans.action_of(call.op.name, index)
-        if callable(action):
-            return action(func, call, args, kwargs)
+        if isinstance(action, str) and action in self._executors:
+            return self._executors[action](func, call, args, kwargs, (frame.module, call.op.name, index))
         if action is None and agrees(call):
             action = PROMOTE
+        if action is None and call.op.cast == "first":  # its parameters may be narrower than kernels take beside it
+            action = (args[0] if args else kwargs["input"]).dtype
         if action is None or kwargs.get("max_norm") is not None:  # such an embedding writes to its weight
             return func(*args, **kwargs)
         floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
@@ -141,6 +146,10 @@ class CastMode(SiteMode):
         """Run a call without a site; what is assigned to a part of a tensor takes its dtype, mask or no mask."""
         if call.op.name == "setitem" and args[0].dtype in CASTABLE and isinstance(args[2], torch.Tensor):
             args = (*args[:2], self.cast(args[2], args[0].dtype))
+        if call.op.name in COMPARISONS and args[0].dtype in CASTABLE and args[1].dtype in CASTABLE:
+            args = (*(self.cast(each, widest({args[0].dtype, args[1].dtype})) for each in args[:2]), *args[2:])
+        if call.op.name == "unflatten":  # the method calls super(), which torch.compile does not trace under a mode
+            func = torch.unflatten
         if call.op.name in BACKWARD and not call.property_name:
             self.forget_weights()
             return self.on_backward(func, args, kwargs)
@@ -149,6 +158,10 @@ class CastMode(SiteMode):
     def on_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a backward pass."""
         return func(*args, **kwargs)
+
+    def kept_casts(self) -> WeightCasts | None:
+        """Return the casts that live from forward to forward, if there are such."""
+        return None
 
     def _call_all(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
         floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
@@ -191,6 +204,8 @@ class CastMode(SiteMode):
         if isinstance(value, torch.Tensor):
             if value.dtype is dtype or not value.is_floating_point():
                 return value
+            if torch.compiler.is_compiling():  # a compiler merges equal casts, and knows what is written in between
+                return value.to(dtype)
             if type(value) is nn.Parameter or (value.is_leaf and value.requires_grad):
                 return self.cast_weight(value, dtype)
             return to_dtype(value, dtype)
@@ -206,24 +221,21 @@ class CastMode(SiteMode):
         except RuntimeError:  # an inference tensor
             return to_dtype(weight, dtype)
         key, casts = id(weight), self.casts[dtype]
-        compiling = torch.compiler.is_dynamo_compiling()
-        edits = 0 if compiling else EDITS.setdefault(key, 0)
+        edits = EDITS.setdefault(key, 0)
         entry = casts.get(key)
         if entry is not None:
             one, its_version, its_edits, cast = entry
             same = one is weight and its_version == version and its_edits == edits
-            if same and self._can_be_shared(weight, cast, compiling=compiling):
+            if same and _can_be_shared(weight, cast):
                 return cast
-        kept = None
-        if weight.numel() >= SMALLEST and not compiling and torch.is_grad_enabled():
-            kept = self._kept_of()
+        kept = self.kept_casts() if weight.numel() >= SMALLEST and torch.is_grad_enabled() else None
         cast = to_dtype(weight, dtype) if kept is None else kept.cast(weight, dtype, version)
         casts[key] = (weight, version, edits, cast)
         return cast
 
-    @staticmethod
-    def _can_be_shared(weight: torch.Tensor, cast: torch.Tensor, *, compiling: bool) -> bool:
-        """Return whether `cast` leads back to its weight where that is asked, and belongs to no ended transform."""
-        if not cast.requires_grad and weight.requires_grad and torch.is_grad_enabled():
-            return False
-        return compiling or not torch._C._functorch.is_functorch_wrapped_tensor(cast)
+
+def _can_be_shared(weight: torch.Tensor, cast: torch.Tensor) -> bool:
+    """Return whether `cast` leads back to its weight where that is asked, and belongs to no ended transform."""
+    if not cast.requires_grad and weight.requires_grad and torch.is_grad_enabled():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(cast)

@@ -6,6 +6,7 @@ multiplies them in FP32, which shows the numerics and not the speed.
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from autoprec.graph.site import Site
 from autoprec.ops import float8_fault
 from autoprec.policy import FLOAT8, Scaling
 from autoprec.runtime.load_torchao import load_torchao
+from autoprec.runtime.plans import SiteKey
 
 _KEPT = (torch.float16, torch.bfloat16)  # dtypes of activations that a product may have; FP32 ones become bf16
 _OPERANDS = (*_KEPT, torch.float32)
@@ -45,7 +47,7 @@ class Float8Product:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Float8Matmul:
-    """Runs the calls of one site as FP8 products; it is called in place of the torch function.
+    """Runs the calls of a site as FP8 products; it is called in place of the torch function.
 
     The first operand and with it the result are bf16, or fp16 where that is what the site is given, as with torchao
     under autocast; the matrix is rounded from the dtype it is stored in. A bias is added in the dtype of the result.
@@ -55,31 +57,31 @@ class Float8Matmul:
     writes to a given tensor; `ApplyError` where a gradient of a gradient is asked for.
     """
 
-    site: Site
     product: Float8Product
 
-    def __call__(self, func: Any, call: Any, args: Any, kwargs: Any) -> Any:
+    def __call__(self, func: Any, call: Any, args: Any, kwargs: Any, site: SiteKey) -> Any:
         """Return what the call computes."""
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
         if any(each.dtype not in _OPERANDS for each in tensors):
             return func(*args, **kwargs)
         if call.writes_first or kwargs.get("out") is not None:
-            raise self._refusal("the call writes its result to a tensor that is given to it")
-        rows, matrix, bias = self._operands(func, call.op.name, args, kwargs)
+            raise _refusal(site, "the call writes its result to a tensor that is given to it")
+        rows, matrix, bias = self._operands(func, site, args, kwargs)
         rows = rows if rows.dtype in _KEPT else rows.to(torch.bfloat16)
         if rows.numel() == 0:
             result = rows @ matrix.to(rows.dtype)
         else:
             flat = self.product(rows.reshape(-1, rows.shape[-1]), matrix)
             if not torch.compiler.is_compiling() and flat.grad_fn is not None:
-                flat.grad_fn.register_prehook(self._check_once)
+                flat.grad_fn.register_prehook(partial(_check_once, site))
             result = flat.reshape(*rows.shape[:-1], flat.shape[-1])
         return result if bias is None else result + bias.to(result.dtype)
 
     def _operands(
-        self, func: Any, op: str, args: Any, kwargs: Any
+        self, func: Any, site: SiteKey, args: Any, kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return the rows, the matrix they are multiplied by, and what is added, if anything."""
+        op = site[1]
         if func is torch.Tensor.__rmatmul__:
             args = args[::-1]
         given = {
@@ -89,24 +91,27 @@ class Float8Matmul:
         shapes = [tuple(given[name].shape) for name in _NAMES[op] if given.get(name) is not None]
         fault = float8_fault(op, shapes)
         if fault:
-            raise self._refusal(fault)
+            raise _refusal(site, fault)
         if given.get("alpha", 1) != 1 or given.get("beta", 1) != 1:
-            raise self._refusal("addmm has alpha or beta other than 1")
+            raise _refusal(site, "addmm has alpha or beta other than 1")
         matrix = given["mat2"].t() if op == "linear" else given["mat2"]
         return given["mat1"], matrix, given.get("bias")
 
-    def _refusal(self, fault: str) -> FormatError:
-        return FormatError(
-            f'site "{self.site}" cannot run in {FLOAT8}: {fault}; give it another format by a rule above: '
-            f'{{sites: "{self.site.module}:{self.site.op}", format: bf16}}'
-        )
 
-    def _check_once(self, *_: object) -> None:
-        if torch.is_grad_enabled():
-            raise ApplyError(
-                f'site "{self.site}" runs in {FLOAT8}, and backward was called with create_graph=True: torchao has no '
-                "gradient of its gradient; give the site another format (bf16), or leave create_graph out"
-            )
+def _refusal(site: SiteKey, fault: str) -> FormatError:
+    module, op, _ = site
+    return FormatError(
+        f'site "{Site(*site)}" cannot run in {FLOAT8}: {fault}; give it another format by a rule above: '
+        f'{{sites: "{module}:{op}", format: bf16}}'
+    )
+
+
+def _check_once(site: SiteKey, *_: object) -> None:
+    if torch.is_grad_enabled():
+        raise ApplyError(
+            f'site "{Site(*site)}" runs in {FLOAT8}, and backward was called with create_graph=True: torchao has no '
+            "gradient of its gradient; give the site another format (bf16), or leave create_graph out"
+        )
 
 
 # The arguments of each op in their order, and what else torch calls them.

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from autoprec.ops import Op
 from autoprec.runtime import matmul_precision
 from autoprec.runtime.matmul_precision import TURN, Float32Matmul, MatmulState
+from autoprec.runtime.plans import CASTABLE, SiteKey
 
 _FP32 = frozenset({torch.float32})
-_CASTABLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 # The settings that the kernels of a family read; RNNs are made of matmuls where no kernel is fused.
 _SETTINGS = {
@@ -63,10 +63,10 @@ class InsideFp32:
     kind: str
     precision: Float32Matmul
 
-    def __call__(self, func: Any, call: Any, args: Any, kwargs: Any) -> Any:
+    def __call__(self, func: Any, call: Any, args: Any, kwargs: Any, site: SiteKey) -> Any:  # noqa: ARG002
         """Return what the call computes; its backward, and that of its backward, run with the precision too."""
         dtypes = {each.dtype for each in _tensors((*args, *kwargs.values())) if each.is_floating_point()}
-        if not dtypes or not dtypes <= _CASTABLE:
+        if not dtypes or not dtypes <= CASTABLE:
             return func(*args, **kwargs)
         if dtypes != _FP32 and not call.writes_first and kwargs.get("out") is None:  # those compute in what they write
             args, kwargs = pytree.tree_map(_fp32, (args, kwargs))
@@ -84,7 +84,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _fp32(leaf: Any) -> Any:
-    is_low = isinstance(leaf, torch.Tensor) and leaf.dtype in _CASTABLE
+    is_low = isinstance(leaf, torch.Tensor) and leaf.dtype in CASTABLE
     return leaf.to(torch.float32) if is_low else leaf
 
 

@@ -12,6 +12,7 @@ from autoprec.graph.site import LOSS_MODULE
 from autoprec.policy import Policy, SitePattern, load_policy, preset, preset_names
 from autoprec.runtime.forwards import is_replaced
 from autoprec.runtime.precision import APPLIED, Precision
+from autoprec.runtime.wrappers import check_wrappers
 
 
 def apply(model: nn.Module, policy: Policy | str | PathLike[str]) -> Precision:
@@ -60,8 +61,7 @@ def _check_model(model: nn.Module) -> None:
                 f'apply: module "{path}" is a TorchScript module, whose ops cannot be cast from outside; '
                 "apply the policy to the model before it is scripted or traced"
             )
-    if hasattr(model, "_orig_mod"):
-        raise ApplyError("apply: the model is compiled; apply the policy first, then call torch.compile on the model")
+    check_wrappers(model)
     if any(tensor.is_meta for tensor in model.parameters()):
         raise ApplyError("apply: the model is on the meta device; move it to the device it trains on first")
 

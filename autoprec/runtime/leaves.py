@@ -89,8 +89,8 @@ def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[...
             and num_modes() == 1
             and not is_dynamo_compiling()
         ):
-            weight: Any = self._parameters["weight"]
-            bias: Any = self._parameters["bias"]
+            weight: Any = self._parameters.get("weight")
+            bias: Any = self._parameters.get("bias")
             if type(weight) is nn.Parameter and (bias is None or type(bias) is nn.Parameter):
                 with DisableTorchFunction():  # first of all: with the mode on, input.dtype alone costs microseconds
                     x = input if input.dtype is dtype else _cast_input(input, dtype)
@@ -132,10 +132,8 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
             and not (dtype is not None and self.__dict__.get("inplace"))
         ):
             with DisableTorchFunction():
-                if dtype is None:
-                    return original(self, input)
                 weight = self._parameters.get("weight")
-                x = input if input.dtype is dtype else _cast_input(input, dtype)
+                x = input if dtype is None or input.dtype is dtype else _cast_input(input, dtype)
                 if x is not None and (weight is None or weight.dtype is torch.float32):
                     return original(self, x)
         return general(self, input)

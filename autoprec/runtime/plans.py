@@ -7,22 +7,27 @@ import torch
 
 from autoprec.runtime.calls import Call, describe
 
-# What to do at a site: cast to a dtype, agree on the widest dtype given (PROMOTE), have somebody else run it, nothing.
 PROMOTE = "promote"
-Executor = Callable[[Any, Call, Any, Any], Any]
-Action = torch.dtype | str | Executor | None
+# What to do at a site: cast to a dtype, agree on the widest dtype given (PROMOTE), nothing, or have an executor run it:
+# then it is the name of a format. A name, because torch.compile may keep one in its graph and no callable.
+Action = torch.dtype | str | None
+SiteKey = tuple[str, str, int]
+Executor = Callable[[Any, Call, Any, Any, SiteKey], Any]
 
 # Kernels of these families raise on arguments of different dtypes, so an unnamed site of theirs agrees on the widest.
-_AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent"})
+_AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent", "loss", "sampling"})
+_AGREEING_OPS = frozenset({"prelu", "cross", "linalg_cross", "embedding_bag"})
 # Dtypes that are cast; float64 is the author's explicit choice.
 CASTABLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
 # They run a backward pass: weights may be updated by hooks in it, and what is recomputed in it casts by itself.
 BACKWARD = frozenset({"backward", "grad"})
+COMPARISONS = frozenset({"isclose", "allclose"})  # no sites, and yet their arguments must agree
+_MENDED = BACKWARD | COMPARISONS | {"setitem", "unflatten"}  # no sites, but not to be left to themselves
 
 
 def agrees(call: Call) -> bool:
     """Return whether a call that no rule names needs arguments of one dtype all the same."""
-    return call.op.family in _AGREEING or call.op.one_dtype
+    return call.op.family in _AGREEING or call.op.one_dtype or call.op.name in _AGREEING_OPS
 
 
 class Plan:
@@ -38,10 +43,10 @@ class Plan:
         self.call = call
         self.by_index = by_index
         self.action = PROMOTE if action is None and agrees(call) else action
-        is_other = not call.op.is_site and call.op.name != "setitem" and call.op.name not in BACKWARD
-        self.idle = call.entered is None and (is_other or (call.op.is_site and not by_index and self.action is None))
+        untouched = self.action is None and not by_index and call.op.cast != "first"
+        self.idle = not call.is_entered and (untouched if call.is_site else call.op.name not in _MENDED)
         # The common case: every floating argument is cast to this dtype, and none is written to.
-        is_plain = call.op.is_site and not by_index and call.op.cast == "all" and not call.writes_first
+        is_plain = call.is_site and not by_index and call.op.cast == "all" and not call.writes_first
         self.dtype = action if is_plain and isinstance(action, torch.dtype) else None
 
 
@@ -66,8 +71,8 @@ class ModulePlans:
     def plan(self, func: Any) -> Plan:
         """Plan the calls of `func` in this module."""
         call = describe(func)
-        by_index = call.op.is_site and self._depends_on_index(self.path, call.op.name)
-        action = None if by_index or not call.op.is_site else self.action_of(call.op.name, 0)
+        by_index = call.is_site and self._depends_on_index(self.path, call.op.name)
+        action = None if by_index or not call.is_site else self.action_of(call.op.name, 0)
         plan = self.plans[func] = Plan(call, action, by_index=by_index)
         if plan.idle:
             self.idle.add(func)

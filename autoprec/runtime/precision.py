@@ -1,9 +1,9 @@
 """`Precision`: a policy installed in a module, and the way back."""
 
 import copy
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import cache
 from typing import Any, Self
 
 import torch
@@ -47,7 +47,9 @@ class Precision:
         self._wrapped: tuple[nn.Module, ...] = ()
         self._plans: dict[str, ModulePlans] = {}
         self._kept_casts = WeightCasts()
-        self._at = Actions(policy, device).at
+        actions = Actions(policy, device)
+        self.executors = actions.executors
+        self._at = actions.at
         self._actions: dict[tuple[str, str, int], Action] = {}
 
     def __enter__(self) -> Self:
@@ -90,7 +92,9 @@ class Precision:
         if self.policy.parameters.storage != "fp32":
             self._lowered = _store(self.model, torch.float32, torch_dtype(self.policy.parameters.storage))
         keep_frames(_checkpointed_in_frame)
+        self.plans_of(LOSS_MODULE)
         for path, module in self.model.named_modules():
+            self.plans_of(path)  # now, since torch.compile would have to trace it
             replace_forward(module, _forward_of(self, path, module))
         self._wrapped = tuple(self.model.modules())
 
@@ -145,6 +149,16 @@ class Precision:
             self._actions[key] = self._at(Site(*key))
         return self._actions[key]
 
+    action_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _stand_aside() -> None:
+    RUNNING.mode = None
+
+
+if hasattr(os, "register_at_fork"):  # a forked data loader worker inherits the modes of the thread that started it
+    os.register_at_fork(after_in_child=_stand_aside)
+
 
 class OwnedMode(CastMode):
     """The cast mode of one `Precision`. It stands aside where another one's model runs inside, and in backward passes.
@@ -153,14 +167,15 @@ class OwnedMode(CastMode):
     """
 
     def __init__(self, owner: Precision) -> None:
-        super().__init__(owner.plans_of, cache(owner.kept_casts))
+        super().__init__(owner.plans_of, owner.executors)
         self.owner = owner
-        self.aside = False
+        self._kept: list[WeightCasts | None] = []
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self.idle or self.aside:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        return super().__torch_function__(func, types, args, kwargs)
+    def kept_casts(self) -> WeightCasts | None:
+        """Return the owner's kept casts, asked for once a forward."""
+        if not self._kept:
+            self._kept.append(self.owner.kept_casts())
+        return self._kept[0]
 
     def on_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a backward pass, in which this mode stands aside."""

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from autoprec.graph.site import LOSS_MODULE
-from autoprec.runtime.calls import Call, describe
+from autoprec.runtime.calls import BODIES, Call, describe
 
 
 class Frame:
@@ -65,10 +65,10 @@ class SiteMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         call = describe(func)
-        if call.entered is not None:
+        if call.is_entered:
             with self:
-                return call.entered(*args, **kwargs)
-        if not call.op.is_site:
+                return BODIES[func](*args, **kwargs)
+        if not call.is_site:
             return self.on_other(func, call, args, kwargs)
         frame = self.frames[-1]
         return self.on_site(func, call, frame, frame.next_index(call.op.name), args, kwargs)

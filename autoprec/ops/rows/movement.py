@@ -276,6 +276,7 @@ unsafe_split_with_sizes             movement       clear    none  bytes -       
 chalf                               movement       clear    none  bytes -       -       -       any
 ipu                                 movement       clear    none  bytes -       -       -       any
 mtia                                movement       clear    none  bytes -       -       -       any
+collective                          movement       clear    none  bytes -       -       -       any
 to_mkldnn                           movement       clear    none  bytes -       -       -       any
 sym_float                           query          clear    none  none  -       -       -       any
 sym_int                             query          clear    none  none  -       -       -       any

@@ -1,0 +1,314 @@
+"""A policy under torch.compile: the compiled model is the applied one, with no break or recompilation of ours."""
+
+import copy
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn import functional as F
+
+import autoprec
+from autoprec.errors import ApplyError
+from autoprec.policy import Policy, Rule
+from tests.tiny_models import MODELS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),  # Dynamo's and inductor's own
+    pytest.mark.skipif(importlib.util.find_spec("torch._dynamo") is None, reason="this torch has no Dynamo"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # another kernel, which eager evaluation alone would take
+    yield
+    torch.backends.mha.set_fastpath_enabled(fast)
+    torch._dynamo.reset()
+
+
+def policy(*rules: tuple[str, str], **settings: Any) -> Policy:
+    return Policy(name="test", rules=tuple(Rule(sites=s, format=f) for s, f in rules), **settings)
+
+
+MIXED = policy(("*:softmax", "fp32"), ("*:gelu", "fp16"), ("*:layer_norm", "fp32"), ("*", "bf16"))
+BY_INDEX = policy((":mul#1", "fp16"), (":mul", "bf16"), ("*", "as_given"), outputs="computed")
+
+
+class MLP(nn.Module):
+    """Module sites, functional sites told apart by their index, and keyword arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.norm, self.three = nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.gelu(self.one(x)) * 0.5
+        x = self.two(input=self.norm(x)) * 1.5
+        y: torch.Tensor = self.three(torch.softmax(x, dim=-1))
+        return y
+
+
+class CNN(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.norm, self.head = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(F.relu(self.norm(self.enter(x)), inplace=True).mean((2, 3)))
+        return y
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 2)
+
+
+ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "MLP": (MLP, (4, 8)),
+    "CNN": (CNN, (2, 1, 8, 8)),
+    "encoder": (encoder, (2, 4, 8)),
+}
+TRANSFORMERS = ("GPT-2", "BERT", "Llama", "ViT")
+BACKENDS = ("eager", "aot_eager")
+
+
+def random_input(shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def steps(
+    model: nn.Module, compiled: Callable[..., torch.Tensor], shape: tuple[int, ...], num_steps: int = 2
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Return the outputs of training steps and of an evaluation after them, and the state and gradients."""
+    outputs = []
+    for step in range(num_steps):
+        model.zero_grad()
+        y = compiled(random_input(shape, step))
+        y.float().square().mean().backward()
+        outputs.append(y.detach())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.sub_(0.1 * parameter.grad)
+    model.eval()
+    with torch.no_grad():
+        outputs.append(compiled(random_input(shape, 9)))
+    model.train()
+    gradients = {f"{name}.grad": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return outputs, {**{name: value.clone() for name, value in model.state_dict().items()}, **gradients}
+
+
+def pair(build: Callable[[], nn.Module], rules: Policy | str) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    model = build()
+    twin = copy.deepcopy(model)
+    autoprec.apply(model, rules)
+    autoprec.apply(twin, rules)
+    return model, twin
+
+
+def assert_close(ours: Any, theirs: Any, tolerance: float) -> None:
+    (outputs, state), (wanted_outputs, wanted) = ours, theirs
+    assert state.keys() == wanted.keys()
+    tensors = dict(enumerate(outputs)) | state
+    for key, reference in (dict(enumerate(wanted_outputs)) | wanted).items():
+        assert tensors[key].dtype == reference.dtype, key
+        if tolerance == 0:
+            assert torch.equal(tensors[key], reference), key
+        else:
+            assert (tensors[key] - reference).abs().max() <= tolerance * (reference.abs().max() + 1e-2), key
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rules", [MIXED, "autocast-bf16", "autocast-fp16"], ids=["mixed", "bf16", "fp16"])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_compiled_fullgraph_is_the_applied_model(name: str, rules: Policy | str, backend: str) -> None:
+    build, shape = ARCHITECTURES[name]
+    model, twin = pair(build, rules)
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    # aot_eager runs the same kernels after decomposition of a few ops into others: a few roundings of a low format.
+    assert_close(steps(model, compiled, shape), steps(twin, twin, shape), 0 if backend == "eager" else 2**-6)
+
+
+@pytest.mark.parametrize("name", ["MLP", "CNN"])
+def test_inductor_is_the_applied_model(name: str) -> None:
+    build, shape = ARCHITECTURES[name]
+    model, twin = pair(build, MIXED)
+    compiled = torch.compile(model, fullgraph=True)
+    # inductor keeps fused intermediates in FP32 where eager rounds each of them to a low format.
+    assert_close(steps(model, compiled, shape), steps(twin, twin, shape), 2**-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_transformers_compile_fullgraph(name: str, backend: str) -> None:
+    build, batch = MODELS[name]()
+    batch.pop("labels")  # transformers logs a warning on the way to its loss, which is a break of its own
+    # Tied weights are cast once an eager forward and once a use in a graph, and their gradients added accordingly.
+    rules = policy(("*:embedding", "as_given"), *((rule.sites, rule.format) for rule in MIXED.rules))
+    model, twin = pair(lambda: build().eval(), rules)
+    losses = []
+    for each in (model, twin):
+        call = torch.compile(each, fullgraph=True, backend=backend) if each is model else each
+        loss = call(**batch).logits.square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+    assert_close(
+        ([losses[0]], {n: p.grad for n, p in model.named_parameters() if p.grad is not None}),
+        ([losses[1]], {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}),
+        0 if backend == "eager" else 2**-5,
+    )
+
+
+def breaks(model: nn.Module, *args: Any, **kwargs: Any) -> int:
+    torch._dynamo.reset()
+    count = torch._dynamo.explain(model)(*args, **kwargs).graph_break_count
+    torch._dynamo.reset()
+    return int(count)
+
+
+@pytest.mark.parametrize("name", ["T5", "Mixtral", "CNN"])
+def test_a_policy_adds_no_graph_break(name: str) -> None:
+    build, batch = MODELS[name]()
+    model = build()
+    without = breaks(model, **batch)
+    autoprec.apply(model, MIXED)
+    assert breaks(model, **batch) == without
+
+
+def test_steps_recompile_nothing() -> None:
+    model, _ = pair(MLP, MIXED)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(5):
+        optimizer.zero_grad()
+        compiled(random_input((4, 8), step)).square().mean().backward()
+        optimizer.step()
+        if step == 0:
+            first = counter.frame_count
+    assert counter.frame_count == first == 1
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+def test_other_batch_sizes_are_one_dynamic_graph(*, dynamic: bool | None) -> None:
+    model, twin = pair(MLP, MIXED)
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=dynamic)
+    for rows in (4, 6, 8, 10):
+        assert torch.equal(compiled(random_input((rows, 8))), twin(random_input((rows, 8))))
+    assert counter.frame_count == (1 if dynamic else 2)
+
+
+def test_indices_are_counted_in_the_graph() -> None:
+    class Products(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x * 1.1, x * 1.2, x * 1.3
+
+    model, twin = pair(Products, BY_INDEX)
+    x = random_input((3,))
+    ours = torch.compile(model, backend="eager", fullgraph=True)(x)
+    assert [y.dtype for y in ours] == [torch.bfloat16, torch.float16, torch.bfloat16]
+    assert all(torch.equal(a, b) for a, b in zip(ours, twin(x), strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_model_compile_works_on_an_applied_model(backend: str) -> None:
+    model, twin = pair(MLP, MIXED)
+    model.compile(backend=backend, fullgraph=True)
+    assert_close(steps(model, model, (4, 8)), steps(twin, twin, (4, 8)), 0 if backend == "eager" else 2**-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_submodule_may_be_compiled_alone(backend: str) -> None:
+    model, twin = pair(encoder, MIXED)
+    for layer in model.layers:
+        layer.compile(backend=backend, fullgraph=True)
+    assert_close(steps(model, model, (2, 4, 8)), steps(twin, twin, (2, 4, 8)), 0 if backend == "eager" else 2**-6)
+
+
+LOSS_RULES = policy(("@loss:mse_loss", "fp32"), ("@loss:mul", "fp16"), ("*", "bf16"), outputs="computed")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("holds_model", [True, False])
+def test_a_compiled_step_function_with_loss_code(backend: str, *, holds_model: bool) -> None:
+    results = []
+    for compiles in (True, False):
+        torch.manual_seed(0)
+        model = MLP()
+        precision = autoprec.apply(model, LOSS_RULES)
+
+        def step(x: torch.Tensor, model: nn.Module = model, precision: Any = precision) -> tuple[torch.Tensor, ...]:
+            if holds_model:
+                with precision.loss():
+                    y = model(x)
+                    return F.mse_loss(y, x), y * 2
+            y = model(x)
+            with precision.loss():
+                return F.mse_loss(y, x), y * 2
+
+        call = torch.compile(step, backend=backend, fullgraph=True) if compiles else step
+        for seed in range(2):
+            loss, product = call(random_input((4, 8), seed))
+            loss.backward()
+        assert (loss.dtype, product.dtype) == (torch.float32, torch.float16)
+        results.append(([loss.detach(), product.detach()], {n: p.grad for n, p in model.named_parameters()}))
+    assert_close(*results, tolerance=0 if backend == "eager" else 2**-6)
+
+
+def test_compile_before_apply_is_refused() -> None:
+    def refused(model: nn.Module, message: str) -> None:
+        with pytest.raises(ApplyError, match=message):
+            autoprec.apply(model, MIXED)
+        assert not any("forward" in module.__dict__ and "autoprec" in str(module.forward) for module in model.modules())
+
+    whole = "apply: the model is compiled; apply the policy first, then call "
+    refused(torch.compile(nn.Linear(4, 4), backend="eager"), whole + "torch.compile on the model")  # type: ignore[arg-type]
+    model = nn.Linear(4, 4)
+    model.compile(backend="eager")
+    refused(model, whole + r"compile\(\) of the model")
+    part = nn.Sequential(nn.Linear(4, 4))
+    part[0].compile(backend="eager")
+    refused(part, r'apply: module "0" is compiled; apply the policy first, then call compile\(\) of the module')
+    wrapped = nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"))  # type: ignore[arg-type]
+    refused(wrapped, r'module "0" is compiled; apply the policy first, then call torch.compile on the module')
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_remove_after_compile_restores_what_the_compiled_model_computes(*, in_place: bool) -> None:
+    torch.manual_seed(0)
+    model = MLP()
+    plain = copy.deepcopy(model)
+    precision = autoprec.apply(model, MIXED)
+    x = random_input((4, 8))
+    if in_place:
+        model.compile(backend="eager", fullgraph=True)
+        compiled: Any = model
+    else:
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert not torch.equal(compiled(x), plain(x))
+    precision.remove()
+    assert torch.equal(compiled(x), plain(x)), "the graph is guarded by the forward it was traced from"
+    assert torch.equal(model(x), plain(x))
+
+
+@pytest.mark.xfail(strict=True, reason="Dynamo traces a checkpointed region apart, and the mode's frames lie outside")
+def test_a_checkpointed_block_compiles() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(MLP):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = checkpoint(super().forward, x, use_reentrant=False)
+            return y
+
+    model, twin = pair(Checkpointed, MIXED)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    assert_close(steps(model, compiled, (4, 8)), steps(twin, twin, (4, 8)), 2**-6)
