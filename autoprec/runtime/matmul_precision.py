@@ -115,6 +115,13 @@ def supported(kind: str) -> tuple[Float32Matmul, ...]:
     return _supported(kind)
 
 
+def internal_precision(kind: str, op: str) -> str:
+    """Return the precision inside FP32 ops of `op` (matmul, conv, rnn) on devices of `kind` now; plain FP32 is `ieee`."""
+    backend = _BACKENDS.get(kind)
+    reported = "none" if backend is None or backend.name is None else _reported(backend.name, op)
+    return "ieee" if reported == "none" else reported
+
+
 def _backend_of(kind: str) -> _Backend:
     backend = _BACKENDS.get(kind)
     if backend is None:

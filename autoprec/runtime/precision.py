@@ -4,7 +4,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -20,6 +20,11 @@ from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import MatmulState, claim_float32_matmul, release
 from autoprec.runtime.outputs import cast_floats
 from autoprec.runtime.site_mode import Frame
+
+if TYPE_CHECKING:
+    from autoprec.runtime.one_step import Loss
+    from autoprec.runtime.overflow import Overflow
+    from autoprec.runtime.trace import Trace
 
 APPLIED = "_autoprec_precision"
 
@@ -40,6 +45,7 @@ class Precision:
         self._matmul_claim: MatmulState | None = None
         self._wrapped: tuple[nn.Module, ...] = ()
         self._actions: dict[tuple[str, str, int], Action] = {}
+        self.watched_mode: Callable[[Precision], _OwnedMode] | None = None  # set while a step is traced
 
     def __enter__(self) -> Self:
         return self
@@ -64,6 +70,23 @@ class Precision:
         """Return whether any site can be cast: False for a policy of fp32 alone, which installs nothing."""
         return not {"fp32", "as_given"}.issuperset(self.policy.formats) or self.policy.parameters.storage != "fp32"
 
+    @property
+    def is_installed(self) -> bool:
+        """Return whether the model runs this policy: False after `remove()`."""
+        return self.model.__dict__.get(APPLIED) is self
+
+    def trace(self, batch: Any, loss: "Loss | None" = None) -> "Trace":
+        """Return in which formats the kernels of every site really run, forward and backward; see `runtime.trace`."""
+        from autoprec.runtime.trace import trace
+
+        return trace(self, batch, loss)
+
+    def find_overflow(self, batch: Any, loss: "Loss | None" = None) -> "Overflow | None":
+        """Return where the first non-finite value comes from at the present loss scale; see `runtime.overflow`."""
+        from autoprec.runtime.overflow import find_overflow
+
+        return find_overflow(self, batch, loss)
+
     def loss(self) -> Any:
         """Return a context manager for the loss code, whose sites have the module `@loss`.
 
@@ -86,7 +109,7 @@ class Precision:
 
     def remove(self) -> None:
         """Restore the model: its forwards, the dtype of its parameters, torch's matmul precision. Idempotent."""
-        if self.model.__dict__.get(APPLIED) is not self:
+        if not self.is_installed:
             return
         del self.model.__dict__[APPLIED]
         for module in (*self.model.modules(), *self._wrapped):  # some may have been exchanged since
@@ -104,7 +127,7 @@ class Precision:
             with outer.frame(module, counts) as frame:
                 yield frame
             return
-        mode = _OwnedMode(self)
+        mode = (self.watched_mode or _OwnedMode)(self)
         _thread.mode = mode
         try:
             with mode, mode.frame(module, counts) as frame:
