@@ -20,6 +20,7 @@ from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import MatmulState, claim_float32_matmul, release
 from autoprec.runtime.outputs import cast_floats
 from autoprec.runtime.site_mode import Frame
+from autoprec.runtime.step import Scheduler, StepOutcome, take_step, warn_collapsed
 
 if TYPE_CHECKING:
     from autoprec.runtime.one_step import Loss
@@ -40,7 +41,8 @@ class Precision:
         self.model = model
         self.policy = policy
         self.device = device
-        self.scaler = BoundedGradScaler(device, policy.loss_scale)
+        self.scaler = BoundedGradScaler(device, policy.loss_scale, lambda: self.model.parameters())
+        self._told_collapse = False
         self._lowered: tuple[str, ...] = ()
         self._matmul_claim: MatmulState | None = None
         self._wrapped: tuple[nn.Module, ...] = ()
@@ -74,6 +76,29 @@ class Precision:
     def is_installed(self) -> bool:
         """Return whether the model runs this policy: False after `remove()`."""
         return self.model.__dict__.get(APPLIED) is self
+
+    def backward(self, loss: torch.Tensor, **arguments: Any) -> None:
+        """Run the backward pass of `loss` times the loss scale; `arguments` go to `Tensor.backward`."""
+        scaled: torch.Tensor = self.scaler.scale(loss)
+        scaled.backward(**arguments)
+
+    def step(
+        self,
+        *optimizers: torch.optim.Optimizer,
+        max_norm: float | None = None,
+        scheduler: Scheduler | None = None,
+    ) -> StepOutcome:
+        """Unscale, clip to `max_norm` if given, step, update the scale, and advance `scheduler` if all stepped.
+
+        Optimizers that share a backward pass step together. With or without loss scaling; see `runtime.step`.
+
+        Raises: `ScalingError` if the gradients are not what one scaled backward pass after another left.
+        """
+        outcome = take_step(self.scaler, optimizers, max_norm=max_norm, scheduler=scheduler)
+        if not self._told_collapse and outcome.is_known and outcome.collapsed:
+            self._told_collapse = True
+            warn_collapsed(outcome)
+        return outcome
 
     def trace(self, batch: Any, loss: "Loss | None" = None) -> "Trace":
         """Return in which formats the kernels of every site really run, forward and backward; see `runtime.trace`."""

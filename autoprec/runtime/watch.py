@@ -28,6 +28,7 @@ from autoprec.runtime.site_mode import Frame
 Phase: TypeAlias = Literal["forward", "backward"]
 
 _MARK = "autoprec_site_call"
+_SHORT_WAY = 8  # nodes: views and casts
 
 
 class SiteCall:
@@ -229,6 +230,23 @@ def note_emulated() -> None:
     mode = _innermost()
     if isinstance(mode, _WatchedMode) and mode._watch._open:
         mode._watch._open[-1].is_emulated = True
+
+
+def site_ahead() -> SiteCall | None:
+    """Return the site into whose nodes the autograd node that runs now sends its gradient, if the way there is short.
+
+    What runs between two sites, such as the cast of a model's outputs, is found by the site it goes back into.
+    """
+    node = torch._C._current_autograd_node()
+    for _ in range(_SHORT_WAY):
+        parents = [parent for parent, _ in node.next_functions if parent is not None] if node is not None else []
+        if len(parents) != 1:
+            return None
+        node = parents[0]
+        call: SiteCall | None = node.metadata.get(_MARK)
+        if call is not None:
+            return call
+    return None
 
 
 def _exemption(call: Call, frame: Frame, args: Any, kwargs: Mapping[str, Any]) -> tuple[str, bool]:
