@@ -37,6 +37,8 @@ _MOVES = frozenset(
     }
 )
 
+_COMMUNICATION = frozenset({"c10d", "_c10d_functional", "_dtensor", "fsdp"})  # libraries of ops that send and gather
+
 # What kernels hand from forward to backward, or from step to step, always in a dtype of their own.
 _STATISTICS = frozenset(
     {
@@ -97,9 +99,11 @@ def kind_of(func: Any, args: tuple[Any, ...], result: Any) -> Kind:
         target = result if isinstance(result, torch.Tensor) else args[0]
         return "move" if source.dtype == target.dtype else "cast"
     schema = getattr(func, "_schema", None)
-    returns = schema.returns if schema is not None else ()
-    is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
-    return "move" if is_view or name in _MOVES else "compute"
+    if schema is None:
+        return "compute"
+    is_view = any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
+    is_sent = schema.name.partition("::")[0] in _COMMUNICATION
+    return "move" if is_view or is_sent or name in _MOVES or name.endswith("_copy") else "compute"
 
 
 def kernel_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Kernel:

@@ -89,7 +89,7 @@ class BoundedGradScaler(torch.amp.GradScaler):
         return self._stage(optimizer) is OptState.UNSCALED
 
     def found_inf(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
-        """Return a tensor that is above 0 if the optimizer's gradients are not all finite; None before they are seen."""
+        """Return a tensor above 0 if the optimizer's gradients are not all finite; None before they are looked at."""
         found = list(self._found_inf_per_device(optimizer).values()) if self._enabled else []
         total: torch.Tensor | None = None
         for each in found:
@@ -121,15 +121,15 @@ class BoundedGradScaler(torch.amp.GradScaler):
         return stage
 
     def _check_order(self, what: str, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse gradients that are no sums of gradients times the present scale; once they are unscaled, do not ask."""
+        """Refuse gradients that are no sums of gradients times the present scale, unless they are unscaled already."""
         gradients = self._gradients
         if gradients is None or self._stage(optimizer) is not OptState.READY:
             return
         if not gradients.is_scaled:
             raise ScalingError(
                 f"scaler.{what}: no loss was scaled since the last update of the scale. Either loss.backward() was "
-                f"called without it; write{_TWO_LINES}or another step came in between: optimizers that share a backward "
-                "pass step together, precision.step(one, other)"
+                f"called without it; write{_TWO_LINES}or another step came in between: optimizers that share a "
+                "backward pass step together, precision.step(one, other)"
             )
         if gradients.mixed(optimizer):
             raise ScalingError(

@@ -116,7 +116,7 @@ def supported(kind: str) -> tuple[Float32Matmul, ...]:
 
 
 def internal_precision(kind: str, op: str) -> str:
-    """Return the precision inside FP32 ops of `op` (matmul, conv, rnn) on devices of `kind` now; plain FP32 is `ieee`."""
+    """Return the precision that FP32 ops of `op` (matmul, conv, rnn) have inside on devices of `kind` now."""
     backend = _BACKENDS.get(kind)
     reported = "none" if backend is None or backend.name is None else _reported(backend.name, op)
     return "ieee" if reported == "none" else reported

@@ -244,7 +244,7 @@ def _advice(origin: _Origin, scale: float) -> str:
         return f"a loss scale cannot mend an overflow of the forward; {mend}"
     if scale > 1:
         return (
-            f"lower the loss scale (now {scale:g}): a dynamic one backs off by itself and skips this step, a static one "
+            f"lower the loss scale (now {scale:g}): a dynamic one backs off by itself and skips the step, a static one "
             "needs a smaller loss_scale.initial" + (f"; or keep the site wide by the rule {rule}" if rule else "")
         )
     return f"the gradient leaves the range of {origin.given} without any loss scale: run it in {wider}"

@@ -41,13 +41,16 @@ class Precision:
         self.model = model
         self.policy = policy
         self.device = device
-        self.scaler = BoundedGradScaler(device, policy.loss_scale, lambda: self.model.parameters())
+        self.scaler = BoundedGradScaler(device, policy.loss_scale, self._parameters)
         self._told_collapse = False
         self._lowered: tuple[str, ...] = ()
         self._matmul_claim: MatmulState | None = None
         self._wrapped: tuple[nn.Module, ...] = ()
         self._actions: dict[tuple[str, str, int], Action] = {}
         self.watched_mode: Callable[[Precision], _OwnedMode] | None = None  # set while a step is traced
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        return self.model.parameters()
 
     def __enter__(self) -> Self:
         return self

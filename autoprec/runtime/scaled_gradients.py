@@ -3,6 +3,7 @@
 The identity and the version counter of every `.grad` are noted at the end of each scaled backward pass. Anything that
 writes to a gradient afterwards (clipping above all) moves its counter; that the gradient was divided by the scale
 before is known to the scaler alone. Nothing here reads a value, so nothing waits for the device.
+Not seen: clipping of DTensor gradients (FSDP2), whose counters torch does not move.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -67,7 +68,9 @@ class ScaledGradients:
         It is no error by itself: the generator's backward pass adds to a critic's gradients, which nobody uses.
         """
         if self._stepped or self._mixed:
-            self._mixed = {id(p) for p in self._parameters if (g := p.grad) is not None and self._is_old(id(p), _note(g))}
+            self._mixed = {
+                id(p) for p in self._parameters if (g := p.grad) is not None and self._is_old(id(p), _note(g))
+            }
         queue: Callable[[Callable[[], Any]], None] = torch.autograd.Variable._execution_engine.queue_callback
         queue(lambda: queue(self.note))  # behind what DistributedDataParallel and its kind queue in between
 

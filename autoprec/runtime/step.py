@@ -93,8 +93,8 @@ def take_step(
 def warn_collapsed(outcome: StepOutcome) -> None:
     """Warn that the scale is at its end."""
     warnings.warn(
-        f"a step overflowed at loss scale {outcome.loss_scale:g}, the smallest that the policy allows, and was skipped; "
-        "precision.find_overflow(batch) names the site that it comes from (said once)",
+        f"a step overflowed at loss scale {outcome.loss_scale:g}, the smallest that the policy allows, and was "
+        "skipped; precision.find_overflow(batch) names the site that it comes from (said once)",
         RuntimeWarning,
         stacklevel=3,
     )

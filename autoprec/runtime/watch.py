@@ -6,9 +6,10 @@ that really ran. The autograd nodes a site made carry a mark, so that their kern
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -108,12 +109,12 @@ class Watch:
         """Run a site with its window open, and mark the autograd nodes that it made."""
         self.calls.append(call)
         self._open.append(call)
-        start = torch.autograd._get_sequence_nr()
+        start = torch._C._autograd._get_sequence_nr()
         try:
             result = run()
         finally:
             self._open.pop()
-        _mark((result, written), start, torch.autograd._get_sequence_nr(), call)
+        _mark((result, written), start, torch._C._autograd._get_sequence_nr(), call)
         return result
 
     def entering(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> SiteCall | None:
@@ -131,7 +132,7 @@ class Watch:
         """
         if self._open:
             return "forward", self._open[-1]
-        node = torch._C._current_autograd_node()
+        node: Any = torch._C._current_autograd_node()
         if node is None or _innermost() is not None:
             return "forward", None
         return "backward", node.metadata.get(_MARK)
@@ -157,8 +158,8 @@ class Watch:
         is_own = canonical_name(base_name(func)) == call.op.name
         if kind == "cast" or (kind == "move" and not is_own):
             return
-        node = torch._C._current_autograd_node()
-        if phase == "backward" and node is not None and node.name().startswith("ToCopyBackward"):
+        node: Any = torch._C._current_autograd_node()
+        if phase == "backward" and node.name().startswith("ToCopyBackward"):
             return  # autograd adds up gradients under the node of whoever came last, and that was a cast
         kernel = kernel_of(func, args, kwargs, result)
         if kernel.takes:
@@ -171,7 +172,7 @@ class _Kernels(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, watch: Watch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -237,9 +238,9 @@ def site_ahead() -> SiteCall | None:
 
     What runs between two sites, such as the cast of a model's outputs, is found by the site it goes back into.
     """
-    node = torch._C._current_autograd_node()
+    node: Any = torch._C._current_autograd_node()
     for _ in range(_SHORT_WAY):
-        parents = [parent for parent, _ in node.next_functions if parent is not None] if node is not None else []
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
         if len(parents) != 1:
             return None
         node = parents[0]
@@ -274,12 +275,12 @@ def _writes(call: Call, kwargs: Mapping[str, Any]) -> bool:
 
 def _alone() -> str:
     """Return who switched autograd off: a custom autograd Function is found on the stack."""
-    frame = sys._getframe()
+    frame: FrameType | None = sys._getframe()
     while frame is not None:
         code = frame.f_code
         if code.co_name == "apply" and code.co_filename == torch.autograd.function.__file__:
             return "inside a custom autograd Function"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "no_grad code in a module that trains"
 
 
@@ -289,15 +290,14 @@ def _is_autocast(device: str) -> bool:
 
 def _mark(results: Any, start: int, end: int, call: SiteCall) -> None:
     """Mark the autograd nodes numbered from `start` to `end` that the results come from."""
-    pending = [tensor.grad_fn for tensor in floats_in(results) if tensor.grad_fn is not None]
+    pending: list[Any] = [tensor.grad_fn for tensor in floats_in(results) if tensor.grad_fn is not None]
     seen: set[Any] = set()
     while pending:
         node = pending.pop()
         if node in seen or not start <= node._sequence_nr() < end:
             continue
         seen.add(node)
-        metadata: MutableMapping[str, Any] = node.metadata
-        metadata[_MARK] = call
+        node.metadata[_MARK] = call
         pending += [parent for parent, _ in node.next_functions if parent is not None]
 
 
