@@ -144,7 +144,7 @@ class _Origins:
         largest: float,
         broken: torch.Tensor,
     ) -> int:
-        place = _between(phase) if call is None else f"site {call.site}"
+        place = _between() if call is None else f"site {call.site}"
         if call is None and phase == "backward" and (call := site_ahead()) is not None:
             place = f"the gradient on its way back into site {call.site}"
         written = any(isinstance(value, float) and value - value != 0 for value in (*args, *kwargs.values()))
@@ -185,12 +185,10 @@ class _Origins:
 _UNINITIALIZED = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize"})
 
 
-def _between(phase: Phase) -> str:
+def _between() -> str:
     mode = _innermost()
     module = mode.frames[-1].module if mode is not None else ""
-    if module:
-        return f"between the sites of module {module}"
-    return "the loss times its scale" if phase == "forward" and mode is None else "between sites"
+    return f"between the sites of module {module}" if module else "between sites"
 
 
 def _storage(tensor: torch.Tensor) -> Any:
