@@ -70,8 +70,9 @@ def test_an_overflow_of_the_forward(*, scaled: bool) -> None:
     assert overflow.format == "fp16"
     assert 256 < overflow.largest < 65504
     assert overflow.loss_scale == (1024.0 if scaled else 1.0)
-    assert 'a loss scale cannot mend an overflow of the forward; run it in bf16 or fp32, say by the rule {sites: ":' in str(
-        overflow
+    assert (
+        'a loss scale cannot mend an overflow of the forward; run it in bf16 or fp32, say by the rule {sites: ":'
+        in str(overflow)
     )
 
 

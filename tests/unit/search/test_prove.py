@@ -51,9 +51,9 @@ def test_evaluate_is_compared_and_the_training_mode_comes_back() -> None:
     check = prover(workload=mlp.workload(model=Watched, with_evaluate=True)).prove("low", BF16, chaotic=True)
     assert check.evaluate_reference is not None
     assert check.evaluate_candidate == pytest.approx(check.evaluate_reference, rel=0.05)
-    # of two runs: eight evaluations before, 24 steps of training, eight evaluations after
+    # of each run: eight evaluations before, 24 steps of training, eight evaluations after; one step more is traced
     expected = [False] * 8 + [True] * 24 + [False] * 8
-    assert [mode for mode in modes if mode].count(True) % 24 == 0
+    assert [mode for mode in modes if mode].count(True) % 24 == 1
     assert modes[:40] == expected
 
 
@@ -74,3 +74,23 @@ def test_without_evaluate_nothing_is_missed() -> None:
 def test_two_policies_are_timed_side_by_side() -> None:
     ratio = prover().versus(preset("fp32", "cpu"), preset("fp32", "cpu"), max_s=20)
     assert 0 < ratio.low <= ratio.value <= ratio.high < math.inf
+
+
+def test_a_policy_that_the_kernels_do_not_honour_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoprec.runtime.cast_mode.CastMode._cast", lambda mode, value, dtype: value)
+    check = prover().prove("low", BF16, chaotic=False)
+    assert not check.passed
+    assert "not honoured" in check.reason
+    assert "its arguments were not cast: they came in as fp32" in check.reason
+    assert check.losses == ()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's, when it loads the compiler
+def test_what_cannot_be_traced_is_judged_by_its_losses() -> None:
+    class Compiled(mlp.Mlp):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.nn.Identity.compile(extra := torch.nn.Identity(), backend="eager")
+            self.add_module("extra", extra)
+
+    assert prover(workload=mlp.workload(model=Compiled)).prove("fp32", preset("fp32", "cpu"), chaotic=False).passed
