@@ -105,7 +105,7 @@ class Watch:
             stack.enter_context(_Kernels(self))
             yield
 
-    def around(self, run: Callable[[], Any], call: SiteCall, written: Any) -> Any:
+    def around(self, run: Callable[[], Any], call: SiteCall) -> Any:
         """Run a site with its window open, and mark the autograd nodes that it made."""
         self.calls.append(call)
         self._open.append(call)
@@ -114,7 +114,7 @@ class Watch:
             result = run()
         finally:
             self._open.pop()
-        _mark((result, written), start, torch._C._autograd._get_sequence_nr(), call)
+        _mark(result, start, torch._C._autograd._get_sequence_nr(), call)
         return result
 
     def entering(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> SiteCall | None:
@@ -211,9 +211,8 @@ class _WatchedMode(_OwnedMode):
         if not site_call.given:
             return self._run(func, call, frame, index, args, kwargs)
         site_call.exemption, site_call.is_left_alone = _exemption(call, frame, args, kwargs)
-        written = args[0] if _writes(call, kwargs) and args else kwargs.get("out")
         run = partial(self._run, func, call, frame, index, args, kwargs)
-        return self._watch.around(run, site_call, written)
+        return self._watch.around(run, site_call)
 
     def on_other(self, func: Any, call: Call, args: Any, kwargs: Any) -> Any:
         if not self.owner.casts and call.op.family != "autograd":
@@ -288,9 +287,9 @@ def _is_autocast(device: str) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
-def _mark(results: Any, start: int, end: int, call: SiteCall) -> None:
-    """Mark the autograd nodes numbered from `start` to `end` that the results come from."""
-    pending: list[Any] = [tensor.grad_fn for tensor in floats_in(results) if tensor.grad_fn is not None]
+def _mark(result: Any, start: int, end: int, call: SiteCall) -> None:
+    """Mark the autograd nodes numbered from `start` to `end` that the result comes from."""
+    pending: list[Any] = [tensor.grad_fn for tensor in floats_in((result,)) if tensor.grad_fn is not None]
     seen: set[Any] = set()
     while pending:
         node = pending.pop()

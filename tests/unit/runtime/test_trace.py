@@ -1,6 +1,8 @@
 """`trace`: what ran is found out from below, holds the policy to its word, and leaves the run as it was."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -312,6 +314,38 @@ def test_checkpointed_code_is_traced_in_both_directions(*, reentrant: bool, whol
     assert [str(r.site) for r in found.rows] == ["two:linear#0", str(site.site), ":mul#0"]
 
 
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_what_runs_between_sites_in_a_recomputed_forward_belongs_to_no_backward(*, reentrant: bool) -> None:
+    def inner(m: Sites, x: torch.Tensor) -> torch.Tensor:
+        return (x.bfloat16() @ m.weight.bfloat16()).sigmoid() * x.roll(1).bfloat16()  # a roll in fp32 has no site
+
+    found = traced(Sites(lambda m, x: checkpoint(inner, m, x * m.weight[:3], use_reentrant=reentrant)))
+    assert not found.dishonoured
+    assert all("roll" not in kernel.name for each in found.rows for kernel in each.backward_kernels)
+
+
+def test_checkpointed_functions_keep_their_frames_in_a_process_that_never_cast() -> None:
+    code = """if True:
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+        from torch.utils.checkpoint import checkpoint
+        from autoprec.runtime import apply
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = nn.Parameter(torch.ones(4, 4))
+
+            def forward(self, x):
+                return checkpoint(lambda y: F.linear(y, self.weight), x, use_reentrant=False)
+
+        (row,) = apply(Net(), "fp32").trace(torch.ones(2, 4)).rows
+        assert (row.num_calls, row.ran_backward) == (2, ("fp32",)), row
+    """
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
+
+
 def test_a_shared_module_has_the_worst_of_its_verdicts() -> None:
     class Twice(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -433,7 +467,6 @@ class Stateful(nn.Module):
         x.mul_(2)
         self.eval()
         self.train()
-        self.norm.training = not self.norm.training
         noise = torch.rand(4) + random.random() + float(np.random.rand())
         return F.dropout(self.norm(self.one(x)), 0.5) + noise + self.table(ids)
 
@@ -475,6 +508,8 @@ def test_nothing_is_changed(rules: Policy, *, breaks: bool) -> None:
     assert torch.equal(kept, torch.full((4, 4), 7.0))
     assert [p.grad for name, p in model.named_parameters() if name != "one.weight"] == [None] * 4
     assert hooked == []
+    assert precision.watched_mode is None
+    assert ("forward" in model.one.__dict__) == precision.casts
     model.one(X).sum().backward()
     assert len(hooked) == 1
     handle.remove()
