@@ -58,7 +58,6 @@ class ScaledGradients:
     def note_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         """Note that the optimizer stepped: what is left of its gradients belongs to no later step."""
         for parameter in parameters_of(optimizer):
-            self._scaled.pop(id(parameter), None)
             if (gradient := parameter.grad) is not None:
                 self._stepped[id(parameter)] = _note(gradient)
 
