@@ -27,6 +27,14 @@ class ApplyError(AutoprecError):
     """A policy that cannot be installed in this model."""
 
 
+class TraceError(AutoprecError):
+    """A policy that the kernels did not honour, or a step that cannot be traced."""
+
+
+class ScalingError(AutoprecError):
+    """Loss scaling in an order that would train on wrong gradients."""
+
+
 class WorkloadError(AutoprecError):
     """A workload that cannot be loaded, or that is broken before any precision is lowered."""
 

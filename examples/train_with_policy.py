@@ -6,6 +6,7 @@ python examples/train_with_policy.py --policy none --steps 200                  
 """
 
 import argparse
+import sys
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
@@ -23,50 +24,69 @@ def main() -> None:
     torch.manual_seed(options.seed)
     model = char_gpt.GPT().to(device)
 
-    # The lines that autoprec adds: install the policy before the optimizer is made, ask for its scaler, wrap the loss.
-    precision = None if options.policy == "none" else autoprec.apply(model, options.policy)
-    scaler = precision.scaler if precision else torch.amp.GradScaler(device, enabled=False)
+    # The lines that autoprec adds: install the policy before the optimizer is made, wrap the loss, and `_step`.
+    try:
+        precision = None if options.policy == "none" else autoprec.apply(model, options.policy)
+    except autoprec.AutoprecError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
     optimizer = char_gpt.optimizer(model.parameters())
-    step = _resume(options.checkpoint, model, optimizer, scaler) if options.checkpoint else 0
+    step = _resume(options.checkpoint, model, optimizer, precision) if options.checkpoint else 0
     while step < options.steps:
         for batch in islice(char_gpt.batches(), step % char_gpt.EPOCH, None):
             with precision.loss() if precision else nullcontext():
                 loss = char_gpt.loss(model, tuple(tensor.to(device) for tensor in batch))
             optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
-            scaler.step(optimizer)
-            scaler.update()
+            _step(precision, optimizer, loss, model)
             step += 1
             if step % options.print_every == 0 or step == options.steps:
                 print(f"step {step:5d}  loss {loss.item():.4f}", flush=True)
             if step == options.steps:
                 break
     if options.checkpoint:
-        _save(options.checkpoint, model, optimizer, scaler, step)
+        _save(options.checkpoint, model, optimizer, precision, step)
+
+
+def _step(
+    precision: autoprec.Precision | None, optimizer: torch.optim.Optimizer, loss: torch.Tensor, model: nn.Module
+) -> None:
+    """Go backward and step, with gradients clipped to a norm of 1; unscaled first where the policy scales the loss."""
+    if precision:
+        precision.backward(loss)
+        precision.step(optimizer, max_norm=1.0)
+    else:
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+        optimizer.step()
 
 
 def _save(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, step: int
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    precision: autoprec.Precision | None,
+    step: int,
 ) -> None:
     """Write all that the next run needs; a reader sees the old checkpoint or the new one, never half of it."""
-    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+    scaler = precision.scaler.state_dict() if precision else {}
+    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler}
     unfinished = path.with_suffix(".unfinished")
     torch.save({**parts, "rng": torch.get_rng_state(), "step": step}, unfinished)
     unfinished.replace(path)
 
 
-def _resume(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> int:
+def _resume(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, precision: autoprec.Precision | None
+) -> int:
     """Put everything back as `_save` wrote it and return the step; 0 where there is no checkpoint yet."""
     if not path.exists():
         return 0
     saved = torch.load(path, map_location="cpu", weights_only=True)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
-    if saved["scaler"]:  # empty where the policy scales no loss
-        scaler.load_state_dict(saved["scaler"])
+    if precision and saved["scaler"]:  # empty where the policy scales no loss
+        precision.scaler.load_state_dict(saved["scaler"])
     torch.set_rng_state(saved["rng"])
     step: int = saved["step"]
     print(f"resumed {path} at step {step}")

@@ -1,4 +1,4 @@
-"""`autoprec policy`: check a policy file, show it, and compare two.
+"""`autoprec policy`: check a policy file, show it, compare two, and trace what one really runs.
 
 Torch is loaded only where a workload is given: its sites are what the rules are held against.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SCHEMA_VERSION = 1
 
 app = typer.Typer(
-    help="Check, show and compare policies.",
+    help="Check, show, compare and trace policies.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -102,6 +102,36 @@ def diff(a: File, b: File, workload: Workload = None, *, device: Device = "cpu",
     else:
         _draw_diff(a, b, found, with_sites=workload is not None)
     if found:
+        raise typer.Exit(1)
+
+
+@app.command()
+def trace(
+    workload: Annotated[str, typer.Argument(help="The training run: file.py or file.py:name.", show_default=False)],
+    *,
+    policy: Annotated[str, typer.Option(help="Policy file, or the name of a preset.", show_default=False)],
+    device: Device = "auto",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and random numbers.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Show in which formats the kernels of one training step really run, forward and backward.
+
+    Exit 0: every rule is honoured; 1: one is not; 2: the file is wrong, or the step cannot be traced.
+    """
+    from autoprec.measure import trace_policy
+    from autoprec.runtime.device import describe
+    from autoprec.workload import load
+
+    device = _kind(device)
+    rules = _read(policy, device)
+    describe(device).require(rules)
+    with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+        found = trace_policy(load(workload).workload, rules, device=device, seed=seed)
+    if as_json:
+        _print_json(found.to_plain())
+    else:
+        typer.echo(str(found))
+    if found.dishonoured:
         raise typer.Exit(1)
 
 

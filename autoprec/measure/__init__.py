@@ -8,6 +8,7 @@ from autoprec.measure.fidelity import Fidelity, compare, hopeless
 from autoprec.measure.memory import MemoryUse, measure_memory
 from autoprec.measure.step_time import Ratio, interleave, interleave_until, speedup
 from autoprec.measure.steps_lost import Trend
+from autoprec.measure.traced import trace_policy
 from autoprec.measure.training import Training
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "measure_memory",
     "speedup",
     "step_deadline",
+    "trace_policy",
 ]

@@ -13,6 +13,7 @@ from autoprec.policy import Policy
 from autoprec.runtime import Precision, apply
 from autoprec.runtime.device import emulated_formats
 from autoprec.runtime.matmul_precision import restore, set_float32_matmul
+from autoprec.runtime.trace import Trace
 from autoprec.workload import Workload
 from autoprec.workload.parts import build_model, build_optimizer, check_loss
 from autoprec.workload.seeding import MODEL_STREAM, mixed, seeded
@@ -79,6 +80,15 @@ class Training:
         """Train one step and return its loss, as it is even if it is not finite."""
         self.prepare()
         return self.settle(self.advance())
+
+    def trace(self) -> Trace:
+        """Return in which formats the kernels of the next step run; training goes on as if it had not been asked.
+
+        Raises: `TraceError` if the model holds compiled modules.
+        """
+        self.prepare()
+        with self._scope:
+            return self.precision.trace(self._batches[self.num_steps % len(self._batches)], self._workload.loss)
 
     def prepare(self) -> None:
         """Enter the random streams and the matmul precision of the next step."""

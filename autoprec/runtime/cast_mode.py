@@ -142,6 +142,11 @@ class CastMode(SiteMode):
             return self._call_norm(func, args, kwargs, dtype)
         return self._call_all(func, args, kwargs, dtype)
 
+    def is_emulated(self, op: str, index: int) -> bool:
+        """Return whether a site of the running module computes its format by emulation."""
+        action = self._plans.action_of(op, index)
+        return isinstance(action, str) and action in self._executors and self._executors[action].is_emulated
+
     def on_other(self, func: Any, call: Call, args: Any, kwargs: Any) -> Any:
         """Run a call without a site; what is assigned to a part of a tensor takes its dtype, mask or no mask."""
         if call.op.name == "setitem" and args[0].dtype in CASTABLE and isinstance(args[2], torch.Tensor):

@@ -59,6 +59,11 @@ class Float8Matmul:
 
     product: Float8Product
 
+    @property
+    def is_emulated(self) -> bool:
+        """Return whether torchao emulates the products."""
+        return self.product.emulated
+
     def __call__(self, func: Any, call: Any, args: Any, kwargs: Any, site: SiteKey) -> Any:
         """Return what the call computes."""
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]

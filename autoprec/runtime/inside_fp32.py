@@ -63,6 +63,11 @@ class InsideFp32:
     kind: str
     precision: Float32Matmul
 
+    @property
+    def is_emulated(self) -> bool:
+        """Return False: a device without the precision is refused."""
+        return False
+
     def __call__(self, func: Any, call: Any, args: Any, kwargs: Any, site: SiteKey) -> Any:  # noqa: ARG002
         """Return what the call computes; its backward, and that of its backward, run with the precision too."""
         dtypes = {each.dtype for each in _tensors((*args, *kwargs.values())) if each.is_floating_point()}

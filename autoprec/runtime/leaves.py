@@ -83,7 +83,7 @@ def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[...
         mode = RUNNING.mode
         if (
             mode is not None
-            and mode.owner is owner
+            and mode.shortens is owner
             and type(self) is kind
             and type(input) is torch.Tensor
             and num_modes() == 1
@@ -124,7 +124,7 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
         mode = RUNNING.mode
         if (
             mode is not None
-            and mode.owner is owner
+            and mode.shortens is owner
             and type(self) is kind
             and type(input) is torch.Tensor
             and num_modes() == 1

@@ -159,6 +159,13 @@ def supported(kind: str) -> tuple[Float32Matmul, ...]:
     return _supported(kind)
 
 
+def internal_precision(kind: str, op: str) -> str:
+    """Return the precision that FP32 ops of `op` (matmul, conv, rnn) have inside on devices of `kind` now."""
+    backend = _BACKENDS.get(kind)
+    reported = "none" if backend is None or backend.name is None else _reported(backend.name, op)
+    return "ieee" if reported == "none" else reported
+
+
 def _backend_of(kind: str) -> _Backend:
     backend = _BACKENDS.get(kind)
     if backend is None:

@@ -1,7 +1,7 @@
 """Plans: what the policy does with the calls of each torch function in each module, worked out once."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -12,7 +12,6 @@ PROMOTE = "promote"
 # then it is the name of a format. A name, because torch.compile may keep one in its graph and no callable.
 Action = torch.dtype | str | None
 SiteKey = tuple[str, str, int]
-Executor = Callable[[Any, Call, Any, Any, SiteKey], Any]
 
 # Kernels of these families raise on arguments of different dtypes, so an unnamed site of theirs agrees on the widest.
 _AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent", "loss", "sampling"})
@@ -23,6 +22,17 @@ CASTABLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
 BACKWARD = frozenset({"backward", "grad"})
 COMPARISONS = frozenset({"isclose", "allclose"})  # no sites, and yet their arguments must agree
 _MENDED = BACKWARD | COMPARISONS | {"setitem", "unflatten"}  # no sites, but not to be left to themselves
+
+
+class Executor(Protocol):
+    """Runs the calls of sites whose format takes more than a cast of the arguments."""
+
+    @property
+    def is_emulated(self) -> bool:
+        """Return whether it computes the format by emulation, which shows its numerics and not its speed."""
+
+    def __call__(self, func: Any, call: Call, args: Any, kwargs: Any, site: SiteKey) -> Any:
+        """Return what the call computes."""
 
 
 def agrees(call: Call) -> bool:

@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -25,7 +25,13 @@ from autoprec.runtime.outputs import cast_floats
 from autoprec.runtime.plans import Action, ModulePlans
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.site_mode import Frame
+from autoprec.runtime.step import Scheduler, StepOutcome, take_step, warn_collapsed
 from autoprec.runtime.weight_casts import WeightCasts, any_is_sharded
+
+if TYPE_CHECKING:
+    from autoprec.runtime.one_step import Loss
+    from autoprec.runtime.overflow import Overflow
+    from autoprec.runtime.trace import Trace
 
 APPLIED = "_autoprec_precision"
 
@@ -41,7 +47,8 @@ class Precision:
         self.model = model
         self.policy = policy
         self.device = device
-        self.scaler = BoundedGradScaler(device, policy.loss_scale)
+        self.scaler = BoundedGradScaler(device, policy.loss_scale, self._parameters)
+        self._told_collapse = False
         self._lowered: tuple[str, ...] = ()
         self._matmul_claim: MatmulState | None = None
         self._wrapped: tuple[nn.Module, ...] = ()
@@ -51,6 +58,10 @@ class Precision:
         self.executors = actions.executors
         self._at = actions.at
         self._actions: dict[tuple[str, str, int], Action] = {}
+        self.watched_mode: Callable[[Precision], OwnedMode] | None = None  # set while a step is traced
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        return self.model.parameters()
 
     def __enter__(self) -> Self:
         return self
@@ -76,6 +87,46 @@ class Precision:
         formats = (rule.format for rule in self.policy.rules if rule.format != "promote")
         return not {"fp32", "as_given"}.issuperset(formats) or self.policy.parameters.storage != "fp32"
 
+    @property
+    def is_installed(self) -> bool:
+        """Return whether the model runs this policy: False after `remove()`."""
+        return self.model.__dict__.get(APPLIED) is self
+
+    def backward(self, loss: torch.Tensor, **arguments: Any) -> None:
+        """Run the backward pass of `loss` times the loss scale; `arguments` go to `Tensor.backward`."""
+        scaled: torch.Tensor = self.scaler.scale(loss)
+        scaled.backward(**arguments)
+
+    def step(
+        self,
+        *optimizers: torch.optim.Optimizer,
+        max_norm: float | None = None,
+        scheduler: Scheduler | None = None,
+    ) -> StepOutcome:
+        """Unscale, clip to `max_norm` if given, step, update the scale, and advance `scheduler` if all stepped.
+
+        Optimizers that share a backward pass step together. With or without loss scaling; see `runtime.step`.
+
+        Raises: `ScalingError` if the gradients are not what one scaled backward pass after another left.
+        """
+        outcome = take_step(self.scaler, optimizers, max_norm=max_norm, scheduler=scheduler)
+        if not self._told_collapse and outcome.is_known and outcome.collapsed:
+            self._told_collapse = True
+            warn_collapsed(outcome)
+        return outcome
+
+    def trace(self, batch: Any, loss: "Loss | None" = None) -> "Trace":
+        """Return in which formats the kernels of every site really run, forward and backward; see `runtime.trace`."""
+        from autoprec.runtime.trace import trace
+
+        return trace(self, batch, loss)
+
+    def find_overflow(self, batch: Any, loss: "Loss | None" = None) -> "Overflow | None":
+        """Return where the first non-finite value comes from at the present loss scale; see `runtime.overflow`."""
+        from autoprec.runtime.overflow import find_overflow
+
+        return find_overflow(self, batch, loss)
+
     def loss(self) -> Any:
         """Return a context manager for the loss code, whose sites have the module `@loss`.
 
@@ -91,7 +142,7 @@ class Precision:
             return
         if self.policy.parameters.storage != "fp32":
             self._lowered = _store(self.model, torch.float32, torch_dtype(self.policy.parameters.storage))
-        keep_frames(_checkpointed_in_frame)
+        keep_frames(checkpointed_in_frame)
         self.plans_of(LOSS_MODULE)
         for path, module in self.model.named_modules():
             self.plans_of(path)  # now, since torch.compile would have to trace it
@@ -100,7 +151,7 @@ class Precision:
 
     def remove(self) -> None:
         """Restore the model: its forwards, the dtype of its parameters, torch's matmul precision. Idempotent."""
-        if self.model.__dict__.get(APPLIED) is not self:
+        if not self.is_installed:
             return
         del self.model.__dict__[APPLIED]
         self._kept_casts.clear()
@@ -119,7 +170,7 @@ class Precision:
             with outer.frame(module, counts) as frame:
                 yield frame
             return
-        mode = OwnedMode(self)
+        mode = (self.watched_mode or OwnedMode)(self)
         RUNNING.mode = mode
         if outer is not None:
             outer.aside = True
@@ -169,6 +220,9 @@ class OwnedMode(CastMode):
     def __init__(self, owner: Precision) -> None:
         super().__init__(owner.plans_of, owner.executors)
         self.owner = owner
+        self.shortens: Precision | None = (
+            owner  # whose leaf modules may skip the mode: nobody's in one that must see all
+        )
         self._kept: list[WeightCasts | None] = []
 
     def kept_casts(self) -> WeightCasts | None:
@@ -186,7 +240,7 @@ class OwnedMode(CastMode):
             RUNNING.mode, self.aside = self, False
 
 
-def _checkpointed_in_frame() -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+def checkpointed_in_frame() -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
     """Return how to make a function run in the current frame, now and again later; None where nothing is cast."""
     mode = RUNNING.mode
     if mode is None:

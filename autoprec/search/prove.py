@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from autoprec.errors import TraceError
 from autoprec.measure import Training, compare, hopeless, interleave_until, speedup
 from autoprec.policy import Policy, preset
 from autoprec.records.run import Interval, VerificationRecord
@@ -42,6 +43,8 @@ class Prover:
     def prove(self, name: str, policy: Policy, *, chaotic: bool) -> VerificationRecord:
         """Return whether `policy` trains as FP32 does under the other seed; whatever it raises is a no.
 
+        A policy whose rules the kernels do not honour is not proven either: it is not what would be written.
+
         `chaotic` says that the search had to widen its margin, so that this one is measured anew.
         """
         blank = VerificationRecord(
@@ -51,6 +54,7 @@ class Prover:
         blank = replace(blank, reference_losses=reference.losses, evaluate_reference=reference.evaluate_after)
         try:
             chaos = self._chaos.of(policy) if chaotic else None
+            self._require_honoured(policy)
             candidate = self._train(policy, reference.losses)
         except Exception as error:  # noqa: BLE001 kernels and workloads raise anything: that is what a proof finds out
             where = origin(error)
@@ -91,6 +95,15 @@ class Prover:
     def reference(self) -> Curve:
         """Return the FP32 curve, trained on first use."""
         return self._train(preset("fp32", self.protocol.device), None)
+
+    def _require_honoured(self, policy: Policy) -> None:
+        """Return if the kernels run as `policy` says, as far as they can be seen; raise `TraceError` otherwise."""
+        with self.protocol.train(policy) as run:
+            try:
+                found = run.trace()
+            except TraceError:  # compiled modules hide their kernels; how they train is judged all the same
+                return
+        found.check()
 
     def _train(self, policy: Policy, reference: Sequence[float] | None) -> Curve:
         """Train to the horizon, or to where a look at `reference` shows that there is no hope."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from autoprec.errors import MeasurementError, WorkloadError
+from autoprec.measure.traced import trace_policy
 from autoprec.measure.training import Training
 from autoprec.policy import LossScale, Policy, Rule
 
@@ -208,3 +209,23 @@ def test_close_frees_the_model_and_ends_the_run():
     assert alive[0]() is None
     with pytest.raises(MeasurementError, match="closed"):
         training.step()
+
+
+def test_a_trace_leaves_the_run_as_it_was():
+    with Training(workload(loss=noisy_loss), BF16, device="cpu", seed=0, batches=batches()) as training:
+        traced = training.trace()
+        losses = [training.step(), training.step()]
+        training.trace().check()
+        losses.append(training.step())
+    assert losses == train(BF16, steps=3, loss=noisy_loss)
+    assert {row.ran for row in traced.rows} == {("bf16",)}
+    assert any(row.site.module == "@loss" for row in traced.rows)
+
+
+def test_trace_policy_traces_the_first_step():
+    traced = trace_policy(workload(), BF16, device="cpu")
+    traced.check()
+    assert traced.policy is BF16
+    assert [str(row.site) for row in traced.rows] == [
+        *("0:linear#0", "1:tanh#0", "2:dropout#0", "3:linear#0", "@loss:cross_entropy#0")
+    ]

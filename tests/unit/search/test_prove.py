@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from autoprec.errors import TraceError
+from autoprec.measure import Training
 from autoprec.policy import preset
 from autoprec.search.prove import Curve, Prover, evaluate_missed
 from tests.unit.search import mlp
@@ -51,9 +53,9 @@ def test_evaluate_is_compared_and_the_training_mode_comes_back() -> None:
     check = prover(workload=mlp.workload(model=Watched, with_evaluate=True)).prove("low", BF16, chaotic=True)
     assert check.evaluate_reference is not None
     assert check.evaluate_candidate == pytest.approx(check.evaluate_reference, rel=0.05)
-    # of two runs: eight evaluations before, 24 steps of training, eight evaluations after
+    # of each run: eight evaluations before, 24 steps of training, eight evaluations after; one step more is traced
     expected = [False] * 8 + [True] * 24 + [False] * 8
-    assert [mode for mode in modes if mode].count(True) % 24 == 0
+    assert [mode for mode in modes if mode].count(True) % 24 == 1
     assert modes[:40] == expected
 
 
@@ -74,3 +76,20 @@ def test_without_evaluate_nothing_is_missed() -> None:
 def test_two_policies_are_timed_side_by_side() -> None:
     ratio = prover().versus(preset("fp32", "cpu"), preset("fp32", "cpu"), max_s=20)
     assert 0 < ratio.low <= ratio.value <= ratio.high < math.inf
+
+
+def test_a_policy_that_the_kernels_do_not_honour_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoprec.runtime.cast_mode.CastMode._cast", lambda mode, value, dtype: value)
+    check = prover().prove("low", BF16, chaotic=False)
+    assert not check.passed
+    assert "not honoured" in check.reason
+    assert "its arguments were not cast: they came in as fp32" in check.reason
+    assert check.losses == ()
+
+
+def test_what_cannot_be_traced_is_judged_by_its_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def untraceable(_: Training) -> None:
+        raise TraceError("trace: module extra is compiled")
+
+    monkeypatch.setattr(Training, "trace", untraceable)
+    assert prover().prove("fp32", preset("fp32", "cpu"), chaotic=False).passed

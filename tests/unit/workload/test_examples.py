@@ -65,6 +65,16 @@ def test_a_policy_of_fp32_alone_changes_nothing(train):
     assert train("--policy", "fp32", "--steps", 3) == train("--policy", "none", "--steps", 3)
 
 
+def test_a_policy_file_that_is_missing_is_told_in_one_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["train_with_policy.py", "--policy", str(tmp_path / "none.yaml")])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(EXAMPLES / "train_with_policy.py"), run_name="__main__")
+    assert stop.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"error: {tmp_path / 'none.yaml'}: ")
+
+
 def test_a_loss_scale_survives_the_checkpoint(train, tmp_path, monkeypatch):
     import autoprec
 

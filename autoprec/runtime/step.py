@@ -1,0 +1,115 @@
+"""One optimizer step under a loss scale: unscale, clip, step, update, and the scheduler, in the one right order."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from autoprec.errors import ScalingError
+from autoprec.runtime.loss_scale import BoundedGradScaler, is_fused
+from autoprec.runtime.scaled_gradients import parameters_of
+
+
+class Scheduler(Protocol):
+    """What is advanced after a step: a learning rate scheduler of torch's, or anything with a `step()`."""
+
+    def step(self) -> None:
+        """Advance by one step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """What came of a step.
+
+    `is_known` says that whether it stepped is known already; of fused optimizers the device alone knows.
+
+    `grad_norm` is the norm of the unscaled gradients before clipping, a tensor; None if no `max_norm` was given. The
+    properties read tensors when they are asked, and then wait for the device; without loss scaling they read nothing.
+    """
+
+    grad_norm: torch.Tensor | None
+    found_inf: torch.Tensor | None = None
+    scale: torch.Tensor | None = None
+    minimum: float = 0.0
+    is_known: bool = True
+
+    @property
+    def stepped(self) -> bool:
+        """Return whether the optimizers stepped: False if a gradient was not finite. Always True without scaling."""
+        return self.found_inf is None or not bool(self.found_inf)
+
+    @property
+    def loss_scale(self) -> float:
+        """Return the scale that the gradients of this step had; 1 without scaling."""
+        return 1.0 if self.scale is None else float(self.scale)
+
+    @property
+    def collapsed(self) -> bool:
+        """Return whether the step overflowed at the smallest scale there is: going on will not mend it."""
+        return self.scale is not None and not self.stepped and self.loss_scale <= self.minimum
+
+
+def take_step(
+    scaler: BoundedGradScaler,
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    max_norm: float | None = None,
+    scheduler: Scheduler | None = None,
+) -> StepOutcome:
+    """Return what came of one step of all `optimizers`, whose gradients come from the same scaled backward passes.
+
+    Each one skips its step if its own gradients are not finite, as with `GradScaler`; the outcome and the scheduler
+    count a step only if all of them stepped. The norm is over the gradients of all. Without loss scaling nothing waits
+    for the device; with it, torch's own `GradScaler.step` does, but for fused optimizers.
+    """
+    if not optimizers or len({id(each) for each in optimizers}) < len(optimizers):
+        raise ScalingError(
+            f"precision.step: {len(optimizers)} optimizers were given, "
+            f"{len({id(each) for each in optimizers})} different ones; give each optimizer once: step(one, other)"
+        )
+    scale = scaler.scale_now()
+    if max_norm is not None:
+        for optimizer in optimizers:
+            if not scaler.is_unscaled(optimizer):
+                scaler.unscale_(optimizer)
+    norm = None if max_norm is None else _clip(optimizers, max_norm)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    outcome = StepOutcome(
+        grad_norm=norm,
+        found_inf=_found_inf(scaler, optimizers),
+        scale=scale,
+        minimum=scaler.minimum,
+        is_known=not any(map(is_fused, optimizers)),
+    )
+    scaler.update()
+    if scheduler is not None and outcome.stepped:
+        scheduler.step()
+    return outcome
+
+
+def warn_collapsed(outcome: StepOutcome) -> None:
+    """Warn that the scale is at its end."""
+    warnings.warn(
+        f"a step overflowed at loss scale {outcome.loss_scale:g}, the smallest that the policy allows, and was "
+        "skipped; precision.find_overflow(batch) names the site that it comes from (said once)",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _clip(optimizers: Sequence[torch.optim.Optimizer], max_norm: float) -> torch.Tensor:
+    parameters = [parameter for optimizer in optimizers for parameter in parameters_of(optimizer)]
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
+def _found_inf(scaler: BoundedGradScaler, optimizers: Sequence[torch.optim.Optimizer]) -> torch.Tensor | None:
+    found = [each for optimizer in optimizers if (each := scaler.found_inf(optimizer)) is not None]
+    if not found:
+        return None
+    total = found[0]
+    for each in found[1:]:
+        total = total + each.to(total.device, non_blocking=True)
+    return total

@@ -1,0 +1,44 @@
+"""Every preset is honoured by the kernels of architectures that nobody of us wrote; what is exempt is known."""
+
+import pytest
+import torch
+
+from autoprec import runtime
+from autoprec.errors import DeviceError
+from autoprec.policy import preset_names
+from tests.tiny_models import MODELS
+
+TRACED = ("GPT-2", "BERT", "T5", "Llama", "Mamba", "ViT", "ConvNeXt", "CNN")
+FORMATS = {"autocast-bf16": "bf16", "autocast-fp16": "fp16", "low-bf16": "bf16"}
+EXEMPT = (
+    "torch's own kernel casts to fp32",
+    "left alone: no_grad",
+    "writes to",
+    "the call names",
+    "no kernel computed",
+)
+
+
+@pytest.mark.parametrize("preset", preset_names("cpu"))
+@pytest.mark.parametrize("name", TRACED)
+def test_presets_are_honoured(name: str, preset: str) -> None:
+    build, batch = MODELS[name]()
+    torch.manual_seed(0)
+    model = build()
+    try:
+        precision = runtime.apply(model, preset)
+    except DeviceError as error:
+        pytest.skip(str(error))  # no such unit inside this CPU
+    with precision:
+        trace = precision.trace(batch, lambda model, batch: model(**batch).loss)
+    trace.check()
+    assert trace.rows
+    for row in trace.exempt:  # attention with dropout has no fused kernel on a CPU; rotations are made under no_grad
+        assert row.reason.startswith(EXEMPT)
+    matmuls = [k for row in trace.rows if row.honoured for k in (*row.kernels, *row.backward_kernels) if k.is_matmul]
+    assert matmuls
+    assert {name for kernel in matmuls for name in kernel.takes} == {FORMATS.get(preset, "fp32")}
+    assert {kernel.inside for kernel in matmuls} <= {"", "bf16" if preset == "fp32-matmul-bf16" else "ieee"}
+    backward = [row for row in trace.rows if row.honoured and any(k.is_matmul for k in row.backward_kernels)]
+    assert all(row.ran_backward == row.ran for row in backward)
+    assert len(backward) >= len([row for row in trace.rows if row.site.op == "linear"])
