@@ -57,7 +57,7 @@ class Training:
             _nudge(model, nudge, seed)
         self.model = model
         self.precision: Precision = _apply_without_leaking(model, policy, self.device)
-        self.optimizer = build_optimizer(workload.optimizer, model)
+        self.optimizer = self.precision.optimizer(build_optimizer(workload.optimizer, model))
         self._hook = self.optimizer.register_step_post_hook(self._note_update)
 
     def __enter__(self) -> "Training":

@@ -6,7 +6,8 @@
 
 from autoprec.policy.diff import PolicyDiff, RuleDifference, SettingDifference, SiteDifference, diff
 from autoprec.policy.file import SCHEMA, dump_policy, load_policy, rule_lines, save_policy, to_plain
-from autoprec.policy.pattern import SitePattern, pattern_of
+from autoprec.policy.parameters import Gradients, Master, OptimizerState, Parameters, Rounding, Storage
+from autoprec.policy.pattern import SitePattern, anchored, pattern_of
 from autoprec.policy.policy import (
     AS_GIVEN,
     PROMOTE,
@@ -15,10 +16,8 @@ from autoprec.policy.policy import (
     LossScaleKind,
     MatmulPrecision,
     Outputs,
-    Parameters,
     Policy,
     Rule,
-    Storage,
 )
 from autoprec.policy.presets import preset, preset_names
 from autoprec.policy.resolve import ResolvedPolicy, nearest_patterns, resolve
@@ -28,20 +27,25 @@ __all__ = [
     "PROMOTE",
     "RULE_FORMATS",
     "SCHEMA",
+    "Gradients",
     "LossScale",
     "LossScaleKind",
+    "Master",
     "MatmulPrecision",
+    "OptimizerState",
     "Outputs",
     "Parameters",
     "Policy",
     "PolicyDiff",
     "ResolvedPolicy",
+    "Rounding",
     "Rule",
     "RuleDifference",
     "SettingDifference",
     "SiteDifference",
     "SitePattern",
     "Storage",
+    "anchored",
     "diff",
     "dump_policy",
     "load_policy",

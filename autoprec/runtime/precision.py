@@ -12,14 +12,17 @@ from torch import nn
 from autoprec.errors import ApplyError
 from autoprec.graph.site import LOSS_MODULE, Site
 from autoprec.policy import Policy
+from autoprec.runtime import checkpoint
 from autoprec.runtime.cast_mode import PROMOTE, Action, CastMode
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.dtypes import torch_dtype
 from autoprec.runtime.forwards import replace_forward, restore_forward
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import MatmulState, claim_float32_matmul, release
+from autoprec.runtime.optimizer_state import with_state_of
 from autoprec.runtime.outputs import cast_floats
 from autoprec.runtime.site_mode import Frame
+from autoprec.runtime.storage import ParameterStorage
 
 APPLIED = "_autoprec_precision"
 
@@ -36,7 +39,7 @@ class Precision:
         self.policy = policy
         self.device = device
         self.scaler = BoundedGradScaler(device, policy.loss_scale)
-        self._lowered: tuple[str, ...] = ()
+        self.storage = ParameterStorage(policy.parameters)
         self._matmul_claim: MatmulState | None = None
         self._wrapped: tuple[nn.Module, ...] = ()
         self._actions: dict[tuple[str, str, int], Action] = {}
@@ -50,7 +53,7 @@ class Precision:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Precision":
         twin = memo[id(self)] = Precision(self.model, self.policy, self.device)
         twin.model = copy.deepcopy(self.model, memo)
-        twin._lowered = self._lowered
+        twin.storage = self.storage.copied(twin.model, memo)
         return twin
 
     def __reduce__(self) -> Any:
@@ -77,8 +80,7 @@ class Precision:
         self._matmul_claim = claim_float32_matmul(self.device, self.policy.float32_matmul)
         if not self.casts:
             return
-        if self.policy.parameters.storage != "fp32":
-            self._lowered = _store(self.model, torch.float32, torch_dtype(self.policy.parameters.storage))
+        self.storage.lower(self.model)
         keep_frames(_checkpointed_in_frame)
         for path, module in self.model.named_modules():
             replace_forward(module, _forward_of(self, path, module))
@@ -91,10 +93,27 @@ class Precision:
         del self.model.__dict__[APPLIED]
         for module in (*self.model.modules(), *self._wrapped):  # some may have been exchanged since
             restore_forward(module)
-        if self._lowered:
-            _store(self.model, torch_dtype(self.policy.parameters.storage), torch.float32, self._lowered)
+        self.storage.restore()
         if self._matmul_claim is not None:
             release(self._matmul_claim)
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return `optimizer`, or its counterpart with state in the policy's format; call it before the first step.
+
+        Raises: `ApplyError` for an optimizer, or an option of it, that has no counterpart in `torchao.optim`.
+        """
+        return with_state_of(self.policy, optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs beside model and optimizer: FP32 masters, loss scale, random states."""
+        return checkpoint.save(self.policy, self.scaler, self.storage)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, before or after model and optimizer loaded theirs; masters are taken exactly.
+
+        Raises: `ApplyError` if `state` is that of another policy or model.
+        """
+        checkpoint.load(state, self.policy, self.scaler, self.storage)
 
     @contextmanager
     def frame(self, module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
@@ -180,20 +199,6 @@ def _action(format_name: str) -> Action:
     if format_name == "as_given":
         return None
     return PROMOTE if format_name == "promote" else torch_dtype(format_name)
-
-
-def _store(
-    model: nn.Module, found: torch.dtype, wanted: torch.dtype, names: tuple[str, ...] | None = None
-) -> tuple[str, ...]:
-    """Store parameters of dtype `found` (all, or those named) and their gradients in `wanted`; return their names."""
-    changed = []
-    for name, parameter in model.named_parameters():
-        if parameter.dtype == found and (names is None or name in names):
-            grad, parameter.grad = parameter.grad, None
-            parameter.data = parameter.data.to(wanted)
-            parameter.grad = None if grad is None else grad.to(wanted)
-            changed.append(name)
-    return tuple(changed)
 
 
 def _forward_of(precision: Precision, path: str, module: nn.Module) -> Callable[..., Any]:

@@ -79,6 +79,22 @@ def round_to(
     return _round(tensor, fmt, container, mode=mode, saturate=saturate, uniform=uniform)
 
 
+def stochastic_bf16(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """Return an fp32 tensor stochastically rounded to bf16, as bf16: `round_to` in six passes, for every step.
+
+    Sixteen random bits are added below the last bit that stays; the carry is the rounding. Probabilities are exact:
+    the dropped bits are a multiple of 2^-16 of the gap. Numbers that bf16 has stay as they are.
+    """
+    random = torch.randint(1 << 16, tensor.shape, generator=generator, dtype=torch.int32, device=tensor.device)
+    return _carried(tensor.detach(), random)
+
+
+def _carried(tensor: Tensor, random: Tensor) -> Tensor:
+    kept = (tensor.view(torch.int32) + random) & -(1 << 16)
+    # A NaN whose payload stands in the dropped bits would become infinity; infinity drops none.
+    return torch.where(tensor.isnan(), tensor, kept.view(torch.float32)).to(torch.bfloat16)
+
+
 def _container_of(tensor: Tensor) -> _Container:
     container = _CONTAINERS.get(tensor.dtype)
     if container is None:

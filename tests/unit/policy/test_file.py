@@ -190,6 +190,10 @@ def test_plain_policy_has_every_key() -> None:
         (HEAD + "rules:\n  - {sites: *x, format: fp32}", ":4: not YAML: found undefined alias 'x'"),
         (HEAD + RULES + "device: {knid: cpu}", ':5: device has no key "knid"; keys: kind, name; nearest: "kind"'),
         (HEAD + RULES + "parameters: {storage: fp8}", ":5: parameters.storage is 'fp8'; allowed: fp32, bf16, fp16"),
+        (HEAD + RULES + "parameters: {master: fp32}", ":5: parameters have master: fp32 beside storage: fp32; write"),
+        (HEAD + RULES + "parameters: {kept: []}", ':5: parameters has no key "kept"; keys: storage, master, rounding'),
+        (HEAD + RULES + "parameters: {keep: norm}", ':5: parameters.keep is text ("norm"); expected a list'),
+        (HEAD + RULES + "parameters: {keep: [1]}", ':5: a glob of parameters.keep is a whole number ("1")'),
         (HEAD + RULES + "float32_matmul: fp16", ":5: float32_matmul is 'fp16'; allowed: ieee, tf32, bf16"),
         (HEAD + RULES + "\noutputs: bf16", ":6: outputs is 'bf16'; allowed: fp32, computed"),
         (HEAD + RULES + "loss_scale: dynamic", ':5: loss_scale is text ("dynamic"); expected a mapping'),
@@ -289,3 +293,23 @@ def test_the_example_of_the_design_page_is_close(tmp_path: Path) -> None:
     policy = load_policy(_write(tmp_path, text))
     assert len(policy.rules) == 3
     assert policy.loss_scale == LossScale(kind="dynamic", initial=32768, growth_interval=500)
+
+
+def test_parameters_state_what_is_not_default() -> None:
+    for parameters, text in (
+        (Parameters(), "{storage: fp32}"),
+        (Parameters(optimizer_state="8bit"), '{storage: fp32, optimizer_state: "8bit"}'),
+        (
+            Parameters(storage="bf16", master="fp32", gradients="storage", keep=("*norm*", "embed.weight")),
+            '{storage: bf16, master: fp32, gradients: storage, keep: ["*norm*", embed.weight]}',
+        ),
+        (Parameters(storage="bf16", rounding="stochastic"), "{storage: bf16, rounding: stochastic}"),
+    ):
+        policy = Policy(name="p", rules=(Rule(sites="*", format="bf16"),), parameters=parameters)
+        assert f"\nparameters: {text}\n" in dump_policy(policy)
+
+
+def test_parameters_read_without_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(HEAD + RULES + "\nparameters: {storage: bf16, master: none, optimizer_state: 8bit, keep: []}")
+    assert load_policy(path).parameters == Parameters(storage="bf16", optimizer_state="8bit")
