@@ -86,10 +86,11 @@ def stochastic_bf16(tensor: Tensor, generator: torch.Generator) -> Tensor:
     the dropped bits are a multiple of 2^-16 of the gap. Numbers that bf16 has stay as they are.
     """
     random = torch.randint(1 << 16, tensor.shape, generator=generator, dtype=torch.int32, device=tensor.device)
-    return _carried(tensor.detach(), random)
+    return carried(tensor.detach(), random)
 
 
-def _carried(tensor: Tensor, random: Tensor) -> Tensor:
+def carried(tensor: Tensor, random: Tensor) -> Tensor:
+    """Return an fp32 tensor as bf16, rounded away from zero where its low 16 bits and `random` carry."""
     kept = (tensor.view(torch.int32) + random) & -(1 << 16)
     # A NaN whose payload stands in the dropped bits would become infinity; infinity drops none.
     return torch.where(tensor.isnan(), tensor, kept.view(torch.float32)).to(torch.bfloat16)

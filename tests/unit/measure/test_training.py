@@ -10,7 +10,7 @@ from torch import nn
 
 from autoprec.errors import MeasurementError, WorkloadError
 from autoprec.measure.training import Training
-from autoprec.policy import LossScale, Policy, Rule
+from autoprec.policy import LossScale, Parameters, Policy, Rule
 
 from .workloads import batches, cross_entropy, mlp, noisy_loss, workload
 
@@ -208,3 +208,10 @@ def test_close_frees_the_model_and_ends_the_run():
     assert alive[0]() is None
     with pytest.raises(MeasurementError, match="closed"):
         training.step()
+
+
+def test_the_optimizer_holds_its_state_as_the_policy_says() -> None:
+    pytest.importorskip("torchao")
+    policy = Policy(name="p", rules=(Rule(sites="*", format="fp32"),), parameters=Parameters(optimizer_state="8bit"))
+    with Training(workload(), policy, device="cpu", seed=0, batches=batches()) as run:
+        assert type(run.optimizer).__name__ == "AdamW8bit"

@@ -8,7 +8,6 @@ from autoprec.errors import PolicyError
 from autoprec.graph.site import Site
 from autoprec.policy import LossScale, Parameters, Policy, preset, preset_names
 
-
 _BF16 = ("low-bf16", "bf16-master", "bf16-stochastic")
 
 

@@ -1,4 +1,4 @@
-"""A small model, a policy that differs from fp32 in storage alone, and one step of training, for the tests of storage."""
+"""A small model, policies that differ from fp32 in storage alone, and a training loop, for the tests of storage."""
 
 from typing import Any
 
