@@ -173,3 +173,12 @@ def test_stochastic_bf16_of_special_values_strides_and_nothing() -> None:
     assert stochastic_bf16(torch.ones(0, 3), generator).shape == (0, 3)
     view = torch.arange(12.0).reshape(3, 4).T[::2]
     assert torch.equal(stochastic_bf16(view, generator).float(), view)
+
+
+def test_each_of_the_four_numbers_of_a_draw_is_uniform() -> None:
+    """The mean of n roundings of 1.5 gaps is n/2 with a standard deviation of sqrt(n)/2; five of them are allowed."""
+    count = 1 << 14
+    up = stochastic_bf16(torch.full((count, 4), 1 + 2.0**-8), torch.Generator().manual_seed(0)) > 1
+    assert ((up.sum(0) - count / 2).abs() < 2.5 * math.sqrt(count)).all()
+    both = (up.double() - 0.5).T @ (up.double() - 0.5) / count  # products of different columns have the mean 0
+    assert (both - torch.diag(both.diag())).abs().max() < 5 * 0.25 / math.sqrt(count)

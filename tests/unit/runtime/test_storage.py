@@ -259,3 +259,17 @@ def test_a_wrapped_model_is_refused(tmp_path) -> None:  # type: ignore[no-untype
             apply(wrapped, storing(**MASTER))
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("shape", "offset"), [((4, 4), 1), ((3, 3), 0), ((0, 4), 0), ((), 0)])
+def test_parameters_of_any_shape_that_lie_anywhere(shape: tuple[int, ...], offset: int) -> None:
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.ones(shape))
+    precision = apply(model, storing(**MASTER))
+    flat = torch.zeros(offset + model.weight.numel(), dtype=torch.bfloat16)
+    model.weight.data = flat[offset:].view(shape).copy_(model.weight.data)  # as frameworks do that flatten weights
+    model.weight.grad = torch.full(shape, 2.0**-10)
+    sgd(model, lr=1.0).step()
+    assert torch.equal(precision.state_dict()["masters"]["weight"], torch.full(shape, 1 - 2.0**-10))
+    model.weight.data.fill_(2.0)
+    assert torch.equal(precision.state_dict()["masters"]["weight"], torch.full(shape, 2.0))
