@@ -291,16 +291,18 @@ def test_attributes_of_parameters_are_there_in_the_step() -> None:
     model = net()
     apply(model, storing(**MASTER))
     model[0].weight.no_decay = True
+    model[0].weight.requires_grad_(False)
     found = []
 
     class Asking(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
-            found.append(self.param_groups[0]["params"][0].no_decay)
+            first = self.param_groups[0]["params"][0]
+            found.append((first.no_decay, first.requires_grad))
             self.param_groups[0]["asked"] = self.asked = True
 
     optimizer = Asking(model.parameters(), lr=0.1)
     optimizer.step()
-    assert found == [True]
+    assert found == [(True, False)]
     assert optimizer.asked
     assert optimizer.param_groups[0]["asked"]
 
