@@ -18,10 +18,11 @@ class Parameters:
     """How parameters are stored, and what goes with them.
 
     `master: fp32` keeps an FP32 copy of every parameter stored low; the optimizer steps on the copy. `rounding` is how
-    a step comes back into `storage`; `stochastic` needs no copy. With either, gradients are accumulated in FP32, or in
-    the storage format where `gradients` says `storage`. With neither, gradients and optimizer state follow `storage`,
-    and updates below half an ulp of a weight are lost. `keep` holds anchored globs over parameter names that stay FP32.
-    `optimizer_state` is the format of the optimizer's moments; fp32 leaves the optimizer as it is.
+    a step comes back into `storage`; `stochastic` needs an FP32 copy for the length of a step only. With either,
+    gradients are accumulated in FP32, or in the storage format where `gradients` says `storage`. With neither,
+    gradients and optimizer state follow `storage`, and updates below half an ulp of a weight are lost.
+    `keep` holds anchored globs over parameter names that stay FP32. `optimizer_state` is the format of the optimizer's
+    moments; fp32 leaves the optimizer as it is.
 
     Raises: `PolicyError` if parameters cannot be stored so.
     """

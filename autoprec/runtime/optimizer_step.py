@@ -31,7 +31,11 @@ _load_state_dict = Optimizer.load_state_dict
 
 
 class _Step:
-    """One step of an optimizer: its stand-in, and which FP32 parameter stands for which low one."""
+    """One step of an optimizer: which FP32 parameter stands for which low one.
+
+    The stand-in refers to its step and not the other way round: FP32 copies that live for one step must not wait for
+    the garbage collector.
+    """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -43,10 +47,10 @@ class _Step:
                 if record is not None:
                     wide = self.wide_of[low] = record.begin(low)
                     self.records.append((low, wide, record))
-        self.stand_in = self._make_stand_in()
-        self._before = dict(self.stand_in.__dict__)
+        self._before: dict[str, Any] = {}
 
-    def _make_stand_in(self) -> Optimizer:
+    def make_stand_in(self) -> Optimizer:
+        """Return what takes the optimizer's place in its step."""
         found = self.optimizer
         stand_in: Optimizer = object.__new__(type(found))
         lists = {id(group["params"]): [self.wide_of.get(p, p) for p in group["params"]] for group in found.param_groups}
@@ -55,6 +59,7 @@ class _Step:
         stand_in.param_groups = [{**group, "params": lists[id(group["params"])]} for group in found.param_groups]
         state = ((self.wide_of.get(key, key), value) for key, value in found.state.items())
         stand_in.state = defaultdict(dict, state)
+        self._before = dict(stand_in.__dict__)
         stand_in.__dict__[_STEP] = self
         return stand_in
 
@@ -75,10 +80,10 @@ class _Step:
 
         return evaluated
 
-    def copy_back(self) -> None:
+    def copy_back(self, stand_in: Optimizer) -> None:
         """Give the optimizer what became of its stand-in: state, hyperparameters, attributes."""
         low_of: dict[torch.Tensor, torch.Tensor] = {wide: low for low, wide in self.wide_of.items()}
-        found, stand_in = self.optimizer, self.stand_in
+        found = self.optimizer
         for group, theirs in zip(found.param_groups, stand_in.param_groups, strict=True):
             group.update({key: value for key, value in theirs.items() if key != "params"})
         state = {low_of.get(key, key): value for key, value in stand_in.state.items()}
@@ -88,13 +93,13 @@ class _Step:
             if name not in ("param_groups", "state", _STEP) and self._before.get(name, self) is not value:
                 found.__dict__[name] = value
 
-    def end(self) -> None:
+    def end(self, stand_in: Optimizer) -> None:
         """Do what follows a step that ended as it should."""
         self.publish()
         for low, wide, record in self.records:
             give_gradient(wide, low)
             record.end()
-        self.copy_back()
+        self.copy_back(stand_in)
 
 
 def activate(check: Callable[[Optimizer], None]) -> None:
@@ -165,13 +170,13 @@ def _begin(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     step = _Step(optimizer)
     args = tuple(step.closure(arg) if callable(arg) else arg for arg in args[1:])
     kwargs = {name: step.closure(arg) if callable(arg) else arg for name, arg in kwargs.items()}
-    return (step.stand_in, *args), kwargs
+    return (step.make_stand_in(), *args), kwargs
 
 
 def _end(optimizer: Optimizer, args: tuple[Any, ...], kwargs: Any) -> None:  # noqa: ARG001 torch's signature
     step = args[0].__dict__.get(_STEP)
     if step is not None and step.optimizer is optimizer:  # not for a base class's step inside the stand-in's
-        step.end()
+        step.end(args[0])
 
 
 @functools.wraps(_load_state_dict)
@@ -181,7 +186,8 @@ def _loading_fp32(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         _load_state_dict(optimizer, state_dict)
         return
     step = _Step(optimizer)
-    _load_state_dict(step.stand_in, state_dict)
-    step.copy_back()
+    stand_in = step.make_stand_in()
+    _load_state_dict(stand_in, state_dict)
+    step.copy_back(stand_in)
     for _, _, record in step.records:
         record.end()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -219,6 +220,8 @@ class Faulty(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         first, *_ = self.param_groups[0]["params"]
         self.seen = first.dtype
+        if closure is not None:
+            closure()
         first.add_(0.125)
         if not self.raised:
             type(self).raised = True
@@ -242,6 +245,18 @@ def test_an_exception_in_a_step_leaves_low_weights_and_the_next_step_goes_on() -
     train(model, optimizer, precision, range(1))
     assert torch.equal(precision.state_dict()["masters"]["0.weight"], before + 0.125 + 0.125)
     assert optimizer.seen == torch.float32
+
+
+def test_a_step_that_fails_after_its_closure_goes_on_too() -> None:
+    Faulty.raised = False
+    model = net()
+    precision = apply(model, storing(**MASTER))
+    before = net()[0].weight.detach()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Faulty(model.parameters(), lr=0.0).step(lambda: None)
+    assert torch.equal(model[0].weight.detach(), before.bfloat16())
+    assert torch.equal(precision.state_dict()["masters"]["0.weight"], before + 0.125)
+    assert torch.equal(model[0].weight.detach(), (before + 0.125).bfloat16())
 
 
 def test_an_edit_after_a_failed_step_counts() -> None:
@@ -305,6 +320,26 @@ def test_attributes_of_parameters_are_there_in_the_step() -> None:
     assert found == [(True, False)]
     assert optimizer.asked
     assert optimizer.param_groups[0]["asked"]
+
+
+def test_fp32_copies_of_a_step_are_gone_after_it_without_the_garbage_collector() -> None:
+    model = net()
+    precision = apply(model, storing(**STOCHASTIC))
+    copies: list[Any] = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            copies.extend(weakref.ref(p) for p in self.param_groups[0]["params"])
+            return super().step(closure)
+
+    optimizer = Watched(model.parameters(), lr=0.1, momentum=0.9)
+    gc.disable()
+    try:
+        train(model, optimizer, precision, range(2))
+        assert len(copies) == 12
+        assert all(copy() is None for copy in copies)
+    finally:
+        gc.enable()
 
 
 def test_a_skipped_step_of_a_fused_optimizer_changes_nothing() -> None:
