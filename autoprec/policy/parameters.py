@@ -19,8 +19,9 @@ class Parameters:
 
     `master: fp32` keeps an FP32 copy of every parameter stored low; the optimizer steps on the copy. `rounding` is how
     a step comes back into `storage`; `stochastic` needs an FP32 copy for the length of a step only. With either,
-    gradients are accumulated in FP32, or in the storage format where `gradients` says `storage`. With neither,
-    gradients and optimizer state follow `storage`, and updates below half an ulp of a weight are lost.
+    gradients are accumulated in FP32, or in the storage format where `gradients` says `storage`, which
+    DistributedDataParallel needs. With neither, gradients and optimizer state follow `storage`, and updates below half
+    an ulp of a weight are lost.
     `keep` holds anchored globs over parameter names that stay FP32. `optimizer_state` is the format of the optimizer's
     moments; fp32 leaves the optimizer as it is.
 

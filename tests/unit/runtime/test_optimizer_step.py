@@ -408,3 +408,18 @@ def test_hooks_are_taken_out_with_the_last_policy() -> None:
     assert len(STORED) == 0
     assert len(module._global_optimizer_pre_hooks) == hooks
     assert torch.optim.Optimizer.load_state_dict is load
+
+
+def test_gradients_that_a_step_drops_or_replaces() -> None:
+    model = net()
+    apply(model, storing(**MASTER))
+
+    class Dropping(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            first, second, *_ = self.param_groups[0]["params"]
+            first.grad, second.grad = None, torch.full_like(second, 2.0)
+
+    model(batch(0)).sum().backward()
+    Dropping(model.parameters(), lr=0.1).step()
+    assert model[0].weight.grad is None
+    assert torch.equal(model[0].bias.grad, torch.full((16,), 2.0))
