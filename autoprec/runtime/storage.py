@@ -47,13 +47,12 @@ class ParameterStorage:
         kept = _kept(model, self.settings.keep)
         _check_free(model)
         dtype = torch_dtype(self.settings.storage)
-        sparse = _with_sparse_gradients(model)
         for name, parameter in model.named_parameters():
             if parameter.dtype == torch.float32 and parameter not in kept:
                 self._parameters[name] = parameter
                 if self.settings.steps_in_fp32:
                     self._register(name, parameter, dtype)
-                _store(parameter, dtype, dtype if parameter in sparse else _gradient_dtype(self.settings, dtype))
+                _store(parameter, dtype, _gradient_dtype(self.settings, dtype))
         if self.settings.steps_in_fp32:
             activate(self.check)
 
@@ -150,12 +149,6 @@ def _store(
 
 def _gradient_dtype(settings: Parameters, dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if settings.steps_in_fp32 and settings.gradients == "fp32" else dtype
-
-
-def _with_sparse_gradients(model: nn.Module) -> set[torch.Tensor]:
-    """Return the weights of sparse embeddings: torch 2.13 cannot cast their gradients on the way."""
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    return {module.weight for module in model.modules() if isinstance(module, kinds) and module.sparse}
 
 
 def _kept(model: nn.Module, globs: Iterable[str]) -> set[nn.Parameter]:

@@ -374,6 +374,8 @@ def test_sparse_gradients() -> None:
     before = precision.state_dict()["masters"]["weight"].clone()
     optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.5)
     model(torch.tensor([1, 4, 1])).sum().backward()
+    assert model.weight.grad is not None
+    assert (model.weight.grad.dtype, model.weight.grad.is_sparse) == (torch.float32, True)
     optimizer.step()
     moved = (precision.state_dict()["masters"]["weight"] != before).all(1)
     assert moved.tolist() == [False, True, False, False, True, False]

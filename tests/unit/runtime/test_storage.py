@@ -216,6 +216,16 @@ def test_a_copy_has_masters_of_its_own() -> None:
     assert {p.dtype for p in twin.parameters()} == {torch.bfloat16}
 
 
+def test_a_copy_goes_on_rounding_alike() -> None:
+    model = net()
+    precision = apply(model, storing(**STOCHASTIC))
+    train(model, sgd(model), precision, range(2))
+    twin = copy.deepcopy(model)
+    train(model, sgd(model), precision, range(2))
+    train(twin, sgd(twin), twin.__dict__["_autoprec_precision"], range(2))
+    assert same(weights(model), weights(twin))
+
+
 def test_a_model_that_is_dropped_is_freed() -> None:
     model = net()
     precision = apply(model, storing(**MASTER))
