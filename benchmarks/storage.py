@@ -139,7 +139,7 @@ def row(found: dict[str, Any], fp32: dict[str, Any], chaos: list[float]) -> dict
 def main() -> None:
     """Train every row, print the table, write it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=800)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     fp32 = trained(Parameters(), options.steps)
