@@ -283,3 +283,13 @@ def test_parameters_of_any_shape_that_lie_anywhere(shape: tuple[int, ...], offse
     assert torch.equal(precision.state_dict()["masters"]["weight"], torch.full(shape, 1 - 2.0**-10))
     model.weight.data.fill_(2.0)
     assert torch.equal(precision.state_dict()["masters"]["weight"], torch.full(shape, 2.0))
+
+
+def test_a_copy_refuses_exchanged_parameters_too() -> None:
+    model = net()
+    precision = apply(model, storing(**MASTER))
+    twin = copy.deepcopy(model)
+    precision.remove()
+    twin.load_state_dict({k: v.bfloat16() for k, v in net(1).state_dict().items()}, assign=True)
+    with pytest.raises(ApplyError, match="is not the one that the policy stored low"):
+        sgd(twin).step()
