@@ -7,9 +7,11 @@ python examples/train_with_policy.py --policy none --steps 200                  
 
 import argparse
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import char_gpt
 import torch
@@ -24,7 +26,8 @@ def main() -> None:
     torch.manual_seed(options.seed)
     model = char_gpt.GPT().to(device)
 
-    # The lines that autoprec adds: install the policy before the optimizer is made, wrap the loss, and `_step`.
+    # The lines that autoprec adds: install the policy before the optimizer is made, let it hold its state as the policy
+    # says, wrap the loss, `_step`, and checkpoint its state beside model and optimizer.
     try:
         precision = None if options.policy == "none" else autoprec.apply(model, options.policy)
     except autoprec.AutoprecError as error:
@@ -32,7 +35,10 @@ def main() -> None:
         sys.exit(error.exit_code)
 
     optimizer = char_gpt.optimizer(model.parameters())
-    step = _resume(options.checkpoint, model, optimizer, precision) if options.checkpoint else 0
+    if precision:
+        optimizer = precision.optimizer(optimizer)
+    parts = {"model": model, "optimizer": optimizer, **({"precision": precision} if precision else {})}
+    step = _resume(options.checkpoint, parts) if options.checkpoint else 0
     while step < options.steps:
         for batch in islice(char_gpt.batches(), step % char_gpt.EPOCH, None):
             with precision.loss() if precision else nullcontext():
@@ -45,7 +51,7 @@ def main() -> None:
             if step == options.steps:
                 break
     if options.checkpoint:
-        _save(options.checkpoint, model, optimizer, precision, step)
+        _save(options.checkpoint, parts, step)
 
 
 def _step(
@@ -61,32 +67,21 @@ def _step(
         optimizer.step()
 
 
-def _save(
-    path: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    precision: autoprec.Precision | None,
-    step: int,
-) -> None:
+def _save(path: Path, parts: Mapping[str, Any], step: int) -> None:
     """Write all that the next run needs; a reader sees the old checkpoint or the new one, never half of it."""
-    scaler = precision.scaler.state_dict() if precision else {}
-    parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "scaler": scaler}
+    states = {name: part.state_dict() for name, part in parts.items()}
     unfinished = path.with_suffix(".unfinished")
-    torch.save({**parts, "rng": torch.get_rng_state(), "step": step}, unfinished)
+    torch.save({**states, "rng": torch.get_rng_state(), "step": step}, unfinished)
     unfinished.replace(path)
 
 
-def _resume(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, precision: autoprec.Precision | None
-) -> int:
+def _resume(path: Path, parts: Mapping[str, Any]) -> int:
     """Put everything back as `_save` wrote it and return the step; 0 where there is no checkpoint yet."""
     if not path.exists():
         return 0
     saved = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    if precision and saved["scaler"]:  # empty where the policy scales no loss
-        precision.scaler.load_state_dict(saved["scaler"])
+    for name, part in parts.items():
+        part.load_state_dict(saved[name])
     torch.set_rng_state(saved["rng"])
     step: int = saved["step"]
     print(f"resumed {path} at step {step}")

@@ -62,7 +62,7 @@ class Training:
         self.precision: Precision = _apply_without_leaking(model, policy, self.device)
         formats = self.precision.policy.formats
         self.emulated = tuple(name for name in formats if name in emulated_formats(self.device.type))
-        self.optimizer = build_optimizer(workload.optimizer, model)
+        self.optimizer = self.precision.optimizer(build_optimizer(workload.optimizer, model))
         self._hook = self.optimizer.register_step_post_hook(self._note_update)
 
     def __enter__(self) -> "Training":

@@ -6,7 +6,8 @@
 
 from autoprec.policy.diff import PolicyDiff, RuleDifference, SettingDifference, SiteDifference, diff
 from autoprec.policy.file import SCHEMA, dump_policy, load_policy, rule_lines, save_policy, to_plain
-from autoprec.policy.pattern import SitePattern, pattern_of
+from autoprec.policy.parameters import Gradients, Master, OptimizerState, Parameters, Rounding, Storage
+from autoprec.policy.pattern import SitePattern, anchored, pattern_of
 from autoprec.policy.policy import (
     AS_GIVEN,
     FLOAT8,
@@ -18,11 +19,9 @@ from autoprec.policy.policy import (
     LossScaleKind,
     MatmulPrecision,
     Outputs,
-    Parameters,
     Policy,
     Rule,
     Scaling,
-    Storage,
 )
 from autoprec.policy.presets import preset, preset_names
 from autoprec.policy.resolve import ResolvedPolicy, nearest_patterns, resolve
@@ -35,14 +34,18 @@ __all__ = [
     "RULE_FORMATS",
     "SCHEMA",
     "Float8",
+    "Gradients",
     "LossScale",
     "LossScaleKind",
+    "Master",
     "MatmulPrecision",
+    "OptimizerState",
     "Outputs",
     "Parameters",
     "Policy",
     "PolicyDiff",
     "ResolvedPolicy",
+    "Rounding",
     "Rule",
     "RuleDifference",
     "Scaling",
@@ -50,6 +53,7 @@ __all__ = [
     "SiteDifference",
     "SitePattern",
     "Storage",
+    "anchored",
     "diff",
     "dump_policy",
     "load_policy",

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from autoprec.errors import PolicyFileError
 from autoprec.files import write_text
-from autoprec.policy.policy import Float8, LossScale, Parameters, Policy, Rule
+from autoprec.policy.parameters import Parameters
+from autoprec.policy.policy import Float8, LossScale, Policy, Rule
 from autoprec.policy.yaml_nodes import Entry, compose
 from autoprec.policy.yaml_text import aligned, flow, quoted, scalar
 
@@ -86,7 +87,7 @@ def to_plain(policy: Policy) -> dict[str, Any]:
         "autoprec": SCHEMA,
         "name": policy.name,
         "device": {key: policy.device[key] for key in sorted(policy.device)},
-        "parameters": {"storage": policy.parameters.storage},
+        "parameters": _parameters_plain(policy.parameters),
         "float32_matmul": policy.float32_matmul,
         "float8": {"scaling": policy.float8.scaling},
         "loss_scale": _loss_scale_plain(policy.loss_scale),
@@ -111,6 +112,14 @@ def _rule_plain(rule: Rule) -> dict[str, str]:
 def _rule_cells(rule: Rule) -> tuple[str, str]:
     why = f", why: {quoted(rule.why)}" if rule.why else ""
     return f"{{sites: {quoted(rule.sites)}, ", f"format: {rule.format}{why}}}"
+
+
+def _parameters_plain(parameters: Parameters) -> dict[str, Any]:
+    """Return the storage and what differs from its default."""
+    default = Parameters()
+    values = {item.name: getattr(parameters, item.name) for item in fields(Parameters)}
+    stated = {key: value for key, value in values.items() if key == "storage" or value != getattr(default, key)}
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in stated.items()}
 
 
 def _loss_scale_plain(loss_scale: LossScale) -> Any:
@@ -202,14 +211,17 @@ def _device(entry: Entry) -> dict[str, str]:
 
 def _parameters(entry: Entry) -> Parameters:
     entries = entry.mapping("parameters", [item.name for item in fields(Parameters)])
-    texts = {key: value.text(f"parameters.{key}") for key, value in entries.items()}
-    return entry.build(lambda: Parameters(**cast("Any", texts)))
+    given: dict[str, Any] = {key: value.text(f"parameters.{key}") for key, value in entries.items() if key != "keep"}
+    if "keep" in entries:
+        globs = entries["keep"].sequence("parameters.keep")
+        given["keep"] = tuple(glob.text("a glob of parameters.keep") for glob in globs)
+    return entry.build(lambda: Parameters(**given))
 
 
 def _float8(entry: Entry) -> Float8:
     entries = entry.mapping("float8", [item.name for item in fields(Float8)])
-    texts = {key: value.text(f"float8.{key}") for key, value in entries.items()}
-    return entry.build(lambda: Float8(**cast("Any", texts)))
+    given: dict[str, Any] = {key: value.text(f"float8.{key}") for key, value in entries.items()}
+    return entry.build(lambda: Float8(**given))
 
 
 def _loss_scale(entry: Entry) -> LossScale:

@@ -36,7 +36,7 @@ class SitePattern:
             )
         module, op, index = shape["module"], shape["op"] or "*", shape["index"] or "*"
         _check_op(self.text, op)
-        object.__setattr__(self, "_parts", (_compiled(module), _compiled(op), _compiled(index)))
+        object.__setattr__(self, "_parts", (anchored(module), anchored(op), anchored(index)))
 
     def matches(self, site: Site) -> bool:
         """Return whether the pattern names `site`."""
@@ -93,7 +93,8 @@ def _check_op(text: str, op: str) -> None:
     raise PolicyError(f'pattern "{text}": {what}')
 
 
-def _compiled(glob: str) -> re.Pattern[str]:
+def anchored(glob: str) -> re.Pattern[str]:
+    """Return what matches the whole of a name: `*` is any run of characters, `?` any one."""
     pieces = {"*": ".*", "?": "."}
     # Runs of stars are one star: `.*.*.*` would take time exponential in their number.
     return re.compile("".join(pieces.get(c, re.escape(c)) for c in re.sub(r"\*+", "*", glob)), re.DOTALL)

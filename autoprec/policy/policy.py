@@ -1,7 +1,7 @@
 """The policy: which site runs in which format, and what goes with it. A frozen value without torch."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
@@ -11,9 +11,10 @@ from autoprec.errors import FormatError, PolicyError
 from autoprec.graph.site import Site
 from autoprec.numerics import FORMATS, format_named
 from autoprec.ops import CATALOG, FLOAT8_OPS
+from autoprec.policy.checks import check_choice, check_text
+from autoprec.policy.parameters import Parameters
 from autoprec.policy.pattern import SitePattern
 
-Storage: TypeAlias = Literal["fp32", "bf16", "fp16"]
 MatmulPrecision: TypeAlias = Literal["ieee", "tf32", "bf16"]
 Outputs: TypeAlias = Literal["fp32", "computed"]
 LossScaleKind: TypeAlias = Literal["none", "static", "dynamic"]
@@ -62,16 +63,6 @@ def _check_float8(pattern: SitePattern, format_name: str) -> None:
         )
 
 
-def _check_text(what: str, value: object) -> None:
-    if not isinstance(value, str):
-        raise PolicyError(f"{what} is {value!r}; allowed: text")
-
-
-def _check_choice(what: str, value: object, allowed: Iterable[str]) -> None:
-    if value not in tuple(allowed):
-        raise PolicyError(f"{what} is {value!r}; allowed: {', '.join(allowed)}")
-
-
 def _check_range(name: str, value: float, allowed: str, *, inside: bool) -> None:
     if not inside:
         raise PolicyError(f"loss_scale.{name} is {value:g}; allowed: {allowed}")
@@ -87,7 +78,7 @@ def _frozen(where: str, value: object) -> Any:
     """Return `value` with tuples for lists and read-only views for mappings, so that equal policies stay equal."""
     if isinstance(value, Mapping):
         for key in value:
-            _check_text(f"a key of {where}", key)
+            check_text(f"a key of {where}", key)
         return MappingProxyType({key: _frozen(f"{where}.{key}", item) for key, item in value.items()})
     if isinstance(value, list | tuple):
         return tuple(_frozen(f"{where}[{index}]", item) for index, item in enumerate(value))
@@ -121,7 +112,7 @@ class Rule:
     def __post_init__(self) -> None:
         """Check the three fields."""
         for name in ("sites", "format", "why"):
-            _check_text(f"rule field {name}", getattr(self, name))
+            check_text(f"rule field {name}", getattr(self, name))
         pattern = SitePattern(self.sites)
         if self.format in _OTHERS:
             return
@@ -153,7 +144,7 @@ class LossScale:
 
     def __post_init__(self) -> None:
         """Check ranges; whole numbers become floats where the field is one."""
-        _check_choice("loss_scale.kind", self.kind, get_args(LossScaleKind))
+        check_choice("loss_scale.kind", self.kind, get_args(LossScaleKind))
         for name in ("initial", "growth_factor", "backoff_factor", "minimum", "maximum"):
             object.__setattr__(self, name, _finite(f"loss_scale.{name}", getattr(self, name)))
         if type(self.growth_interval) is not int or self.growth_interval < 1:
@@ -165,20 +156,6 @@ class LossScale:
         inside = self.minimum <= self.initial <= self.maximum
         allowed = f"minimum ({self.minimum:g}) to maximum ({self.maximum:g})"
         _check_range("initial", self.initial, allowed, inside=inside)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parameters:
-    """How parameters are stored; gradients and optimizer state follow the storage format.
-
-    Raises: `PolicyError` if parameters cannot be stored so.
-    """
-
-    storage: Storage = "fp32"
-
-    def __post_init__(self) -> None:
-        """Check the storage format."""
-        _check_choice("parameters.storage", self.storage, get_args(Storage))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +172,7 @@ class Float8:
 
     def __post_init__(self) -> None:
         """Check the scaling."""
-        _check_choice("float8.scaling", self.scaling, get_args(Scaling))
+        check_choice("float8.scaling", self.scaling, get_args(Scaling))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +189,7 @@ class Policy:
     name: str
     rules: tuple[Rule, ...]
     device: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    parameters: Parameters = Parameters()
+    parameters: Parameters = field(default_factory=Parameters)
     float32_matmul: MatmulPrecision = "ieee"
     float8: Float8 = Float8()
     loss_scale: LossScale = LossScale()
@@ -222,15 +199,15 @@ class Policy:
 
     def __post_init__(self) -> None:
         """Check the fields and freeze the containers."""
-        _check_text("name", self.name)
+        check_text("name", self.name)
         object.__setattr__(self, "rules", tuple(self.rules))
         _check_rules(self.name, self.rules)
         for key, value in self.device.items():
-            _check_choice("device key", key, _DEVICE_KEYS)
-            _check_text(f"device.{key}", value)
+            check_choice("device key", key, _DEVICE_KEYS)
+            check_text(f"device.{key}", value)
         object.__setattr__(self, "device", MappingProxyType(dict(self.device)))
-        _check_choice("float32_matmul", self.float32_matmul, get_args(MatmulPrecision))
-        _check_choice("outputs", self.outputs, get_args(Outputs))
+        check_choice("float32_matmul", self.float32_matmul, get_args(MatmulPrecision))
+        check_choice("outputs", self.outputs, get_args(Outputs))
         object.__setattr__(self, "evidence", _frozen("evidence", self.evidence))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -8,7 +8,8 @@ from types import MappingProxyType
 
 from autoprec.errors import PolicyError
 from autoprec.ops import CATALOG
-from autoprec.policy.policy import AS_GIVEN, FLOAT8, PROMOTE, LossScale, MatmulPrecision, Parameters, Policy, Rule
+from autoprec.policy.parameters import Parameters
+from autoprec.policy.policy import AS_GIVEN, FLOAT8, PROMOTE, LossScale, MatmulPrecision, Policy, Rule
 
 # Reduced precisions inside FP32 matmuls that torch.backends offers, by device kind.
 _MATMUL_PRECISIONS: Mapping[str, tuple[MatmulPrecision, ...]] = MappingProxyType({"cpu": ("bf16",), "cuda": ("tf32",)})
@@ -26,6 +27,18 @@ _GRAD_SCALER = LossScale(
     growth_interval=2000,
     minimum=2.0**-126,
     maximum=2.0**127,
+)
+
+# bf16 throughout, by what becomes of a step that is small beside the weight: lost, kept, or kept on average.
+_BF16_THROUGHOUT: Mapping[str, tuple[Parameters, str]] = MappingProxyType(
+    {
+        "low-bf16": (Parameters(storage="bf16"), "as model.to(torch.bfloat16)"),
+        "bf16-master": (Parameters(storage="bf16", master="fp32"), "bf16 throughout with FP32 master weights"),
+        "bf16-stochastic": (
+            Parameters(storage="bf16", rounding="stochastic"),
+            "bf16 throughout, steps rounded stochastically",
+        ),
+    }
 )
 
 
@@ -61,7 +74,8 @@ def _presets(device_kind: str) -> dict[str, Callable[[], Policy]]:
         presets["autocast-fp16"] = lambda: _autocast("fp16", _GRAD_SCALER, device_kind)
     if device_kind in _FLOAT8_KINDS:
         presets["fp8-matmul"] = lambda: _float8_matmul(device_kind)
-    presets["low-bf16"] = lambda: _low("bf16", device_kind)
+    for name, (parameters, why) in _BF16_THROUGHOUT.items():
+        presets[name] = partial(_bf16_throughout, name, parameters, why, device_kind)
     return presets
 
 
@@ -78,13 +92,13 @@ def _reduced_matmul(name: str, precision: MatmulPrecision, device_kind: str) -> 
     )
 
 
-def _low(fmt: str, device_kind: str) -> Policy:
+def _bf16_throughout(name: str, parameters: Parameters, why: str, device_kind: str) -> Policy:
     return Policy(
-        name=f"low-{fmt}",
+        name=name,
         device={"kind": device_kind},
-        parameters=Parameters(storage="bf16"),
+        parameters=parameters,
         outputs="computed",
-        rules=(Rule(sites="*", format=fmt, why="as model.to(torch.bfloat16)"),),
+        rules=(Rule(sites="*", format="bf16", why=why),),
     )
 
 

@@ -59,6 +59,8 @@ def _install() -> None:
 
 
 def _notice_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if torch.compiler.is_compiling():  # a compiled step counts its writes in the versions
+        return
     for holder in tuple(_holders):
         holder.forget(weight for group in optimizer.param_groups for weight in group["params"])
 

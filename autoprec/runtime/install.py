@@ -67,11 +67,16 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _check_scaling(policy: Policy) -> None:
-    """Refuse to scale the loss of parameters stored in fp16: their gradients are fp16, which no scaler unscales."""
-    if policy.parameters.storage == "fp16" and policy.loss_scale.kind != "none":
+    """Refuse to scale the loss where gradients are fp16, which no scaler unscales."""
+    parameters = policy.parameters
+    fp16_gradients = parameters.storage == "fp16" and (
+        not parameters.steps_in_fp32 or parameters.gradients == "storage"
+    )
+    if fp16_gradients and policy.loss_scale.kind != "none":
         raise ApplyError(
-            f'apply: policy "{policy.name}" stores parameters in fp16 and scales the loss, and torch.amp.GradScaler '
-            "does not unscale fp16 gradients; use parameters: {storage: fp32} with it, or loss_scale: none"
+            f'apply: policy "{policy.name}" stores parameters and gradients in fp16 and scales the loss, and '
+            "torch.amp.GradScaler does not unscale fp16 gradients; use parameters: {storage: fp16, master: fp32} or "
+            "{storage: fp32} with it, or loss_scale: none"
         )
 
 

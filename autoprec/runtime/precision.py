@@ -1,9 +1,8 @@
 """`Precision`: a policy installed in a module, and the way back."""
 
 import copy
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -11,21 +10,19 @@ from torch import nn
 
 from autoprec.errors import ApplyError
 from autoprec.graph.site import LOSS_MODULE, Site
-from autoprec.ops import lookup
 from autoprec.policy import Policy
+from autoprec.runtime import checkpoint
 from autoprec.runtime.actions import Actions
-from autoprec.runtime.cast_mode import CastMode
 from autoprec.runtime.checkpointing import keep_frames
-from autoprec.runtime.dtypes import torch_dtype
-from autoprec.runtime.forwards import original_forward, replace_forward, restore_forward
-from autoprec.runtime.leaves import leaf_forward
+from autoprec.runtime.forwards import replace_forward, restore_forward
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import MatmulState, claim_float32_matmul, release
-from autoprec.runtime.outputs import cast_floats
+from autoprec.runtime.optimizer_state import with_state_of
+from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame, forward_of, frame_of
 from autoprec.runtime.plans import Action, ModulePlans
-from autoprec.runtime.running import RUNNING
 from autoprec.runtime.site_mode import Frame
 from autoprec.runtime.step import Scheduler, StepOutcome, take_step, warn_collapsed
+from autoprec.runtime.storage import ParameterStorage
 from autoprec.runtime.weight_casts import WeightCasts, any_is_sharded
 
 if TYPE_CHECKING:
@@ -49,7 +46,7 @@ class Precision:
         self.device = device
         self.scaler = BoundedGradScaler(device, policy.loss_scale, self._parameters)
         self._told_collapse = False
-        self._lowered: tuple[str, ...] = ()
+        self.storage = ParameterStorage(policy.parameters)
         self._matmul_claim: MatmulState | None = None
         self._wrapped: tuple[nn.Module, ...] = ()
         self._plans: dict[str, ModulePlans] = {}
@@ -72,7 +69,7 @@ class Precision:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Precision":
         twin = memo[id(self)] = Precision(self.model, self.policy, self.device)
         twin.model = copy.deepcopy(self.model, memo)
-        twin._lowered = self._lowered
+        twin.storage = self.storage.copied(twin.model, memo)
         return twin
 
     def __reduce__(self) -> Any:
@@ -140,13 +137,12 @@ class Precision:
         self._matmul_claim = claim_float32_matmul(self.device, self.policy.float32_matmul)
         if not self.casts:
             return
-        if self.policy.parameters.storage != "fp32":
-            self._lowered = _store(self.model, torch.float32, torch_dtype(self.policy.parameters.storage))
+        self.storage.lower(self.model)
         keep_frames(checkpointed_in_frame)
         self.plans_of(LOSS_MODULE)
         for path, module in self.model.named_modules():
             self.plans_of(path)  # now, since torch.compile would have to trace it
-            replace_forward(module, _forward_of(self, path, module))
+            replace_forward(module, forward_of(self, path, module))
         self._wrapped = tuple(self.model.modules())
 
     def remove(self) -> None:
@@ -157,30 +153,31 @@ class Precision:
         self._kept_casts.clear()
         for module in (*self.model.modules(), *self._wrapped):  # some may have been exchanged since
             restore_forward(module)
-        if self._lowered:
-            _store(self.model, torch_dtype(self.policy.parameters.storage), torch.float32, self._lowered)
+        self.storage.restore()
         if self._matmul_claim is not None:
             release(self._matmul_claim)
 
-    @contextmanager
-    def frame(self, module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
-        """Make `module` own the sites of this block; the outermost frame of a thread switches casting on."""
-        outer = RUNNING.mode
-        if outer is not None and outer.owner is self:
-            with outer.frame(module, counts) as frame:
-                yield frame
-            return
-        mode = (self.watched_mode or OwnedMode)(self)
-        RUNNING.mode = mode
-        if outer is not None:
-            outer.aside = True
-        try:
-            with mode, mode.frame(module, counts) as frame:
-                yield frame
-        finally:
-            RUNNING.mode = outer
-            if outer is not None:
-                outer.aside = False
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """Return `optimizer`, or its counterpart with state in the policy's format; call it before the first step.
+
+        Raises: `ApplyError` for an optimizer, or an option of it, that has no counterpart in `torchao.optim`.
+        """
+        return with_state_of(self.policy, optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs beside model and optimizer: FP32 masters, loss scale, random states."""
+        return checkpoint.save(self.policy, self.scaler, self.storage)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint, before or after model and optimizer loaded theirs; masters are taken exactly.
+
+        Raises: `ApplyError` if `state` is that of another policy or model.
+        """
+        checkpoint.load(state, self.policy, self.scaler, self.storage)
+
+    def frame(self, module: str, counts: Mapping[str, int] | None = None) -> AbstractContextManager[Frame]:
+        """Make `module` own the sites of a block; the outermost frame of a thread switches casting on."""
+        return frame_of(self, module, counts)
 
     def kept_casts(self) -> WeightCasts | None:
         """Return the casts that live from forward to forward; None under FSDP2, which refills its weights unseen."""
@@ -201,100 +198,3 @@ class Precision:
         return self._actions[key]
 
     action_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _stand_aside() -> None:
-    RUNNING.mode = None
-
-
-if hasattr(os, "register_at_fork"):  # a forked data loader worker inherits the modes of the thread that started it
-    os.register_at_fork(after_in_child=_stand_aside)
-
-
-class OwnedMode(CastMode):
-    """The cast mode of one `Precision`. It stands aside where another one's model runs inside, and in backward passes.
-
-    Activation checkpointing runs forwards again in there; each of them is then the outermost one and casts by itself.
-    """
-
-    def __init__(self, owner: Precision) -> None:
-        super().__init__(owner.plans_of, owner.executors)
-        self.owner = owner
-        self.shortens: Precision | None = (
-            owner  # whose leaf modules may skip the mode: nobody's in one that must see all
-        )
-        self._kept: list[WeightCasts | None] = []
-
-    def kept_casts(self) -> WeightCasts | None:
-        """Return the owner's kept casts, asked for once a forward."""
-        if not self._kept:
-            self._kept.append(self.owner.kept_casts())
-        return self._kept[0]
-
-    def on_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a backward pass, in which this mode stands aside."""
-        RUNNING.mode, self.aside = None, True
-        try:
-            return func(*args, **kwargs)
-        finally:
-            RUNNING.mode, self.aside = self, False
-
-
-def checkpointed_in_frame() -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
-    """Return how to make a function run in the current frame, now and again later; None where nothing is cast."""
-    mode = RUNNING.mode
-    if mode is None:
-        return None
-    current, precision = mode.frames[-1], mode.owner
-    module, counts = current.module, dict(current.counts)
-
-    def entering(function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with precision.frame(module, counts) as frame:
-                result = function(*args, **kwargs)
-            if mode.frames[-1] is current:  # the first time: what follows in this forward goes on counting
-                current.counts.update(frame.counts)
-            return result
-
-        return run
-
-    return entering
-
-
-def _store(
-    model: nn.Module, found: torch.dtype, wanted: torch.dtype, names: tuple[str, ...] | None = None
-) -> tuple[str, ...]:
-    """Store parameters of dtype `found` (all, or those named) and their gradients in `wanted`; return their names."""
-    changed = []
-    for name, parameter in model.named_parameters():
-        if parameter.dtype == found and (names is None or name in names):
-            grad, parameter.grad = parameter.grad, None
-            parameter.data = parameter.data.to(wanted)
-            parameter.grad = None if grad is None else grad.to(wanted)
-            changed.append(name)
-    return tuple(changed)
-
-
-def _forward_of(precision: Precision, path: str, module: nn.Module) -> Callable[..., Any]:
-    """Return what runs in place of a module's forward: the same code in a frame of its own, or a leaf's in short."""
-    returns_fp32 = path == "" and precision.policy.outputs == "fp32"
-    agrees = isinstance(module, nn.RNNBase)
-
-    def in_frame(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        mode = RUNNING.mode
-        if not agrees and not returns_fp32 and mode is not None and mode.owner is precision:  # the usual case, in short
-            mode.enter(path)
-            try:
-                return original_forward(module)(*args, **kwargs)
-            finally:
-                mode.leave()
-        with precision.frame(path):
-            if agrees:  # nn.LSTM and its kin compare the input's dtype with the stored weights' before any op runs
-                args, kwargs = cast_floats((args, kwargs), next(module.parameters()).dtype)
-            result = original_forward(module)(*args, **kwargs)
-        return cast_floats(result, torch.float32) if returns_fp32 else result
-
-    def action_of(op: str) -> Action:
-        return precision.action_of(path, op, 0) if lookup(op).is_site else None
-
-    return (leaf_forward(module, precision, action_of, in_frame) if path else None) or in_frame

@@ -4,7 +4,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autoprec.runtime.precision import OwnedMode
+    from autoprec.runtime.owned_mode import OwnedMode
 
 
 class _Running(threading.local):

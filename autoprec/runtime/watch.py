@@ -23,8 +23,9 @@ from autoprec.runtime.calls import Call
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.forwards import is_replaced, original_forward, replace_forward, restore_forward
 from autoprec.runtime.kernels import Kernel, base_name, floats_in, kernel_of, kind_of
+from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame
 from autoprec.runtime.plans import BACKWARD, CASTABLE, agrees
-from autoprec.runtime.precision import OwnedMode, Precision, checkpointed_in_frame
+from autoprec.runtime.precision import Precision
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.site_mode import Frame, SiteMode
 

@@ -9,7 +9,7 @@ from autoprec.graph.site import Site
 from autoprec.policy import LossScale, MatmulPrecision, Policy, Rule
 from autoprec.search.layout import Layout, family_of
 from autoprec.search.rules import rules_of
-from autoprec.search.space import Space
+from autoprec.search.space import STORAGES, Space
 
 Value: TypeAlias = str | int | float
 Choice: TypeAlias = Mapping[str, Value]
@@ -42,6 +42,7 @@ def dimensions(space: Space, layout: Layout) -> tuple[Dimension, ...]:
     offered = (
         Dimension(name="low", values=space.low, default=space.low[0]),
         Dimension(name="float32_matmul", values=precisions, default=precisions[0]),
+        Dimension(name="storage", values=space.storage, default=space.storage[0]),
         *(Dimension(name=f"layer:{key}", values=(LOW, FP32), default=LOW) for key in layers),
         *(Dimension(name=f"family:{name}", values=(LOW, FP32), default=LOW) for name in _names(map(family_of, free))),
         *(Dimension(name=f"op:{name}", values=(FP32, LOW), default=FP32) for name in _names(s.op for s in searched)),
@@ -58,7 +59,8 @@ def dimensions(space: Space, layout: Layout) -> tuple[Dimension, ...]:
             only_for="fp16",
         ),
     )
-    return tuple(row for row in offered if len(row.values) > 1 or row.name in ("low", "float32_matmul") or row.only_for)
+    stated = {"low", "float32_matmul"} | ({"storage"} if space.storage != (FP32,) else set())
+    return tuple(row for row in offered if len(row.values) > 1 or row.name in stated or row.only_for)
 
 
 def active(rows: Sequence[Dimension], low: str) -> tuple[Dimension, ...]:
@@ -81,6 +83,7 @@ def policy_of(choice: Choice, layout: Layout, *, name: str, device: Mapping[str,
         name=name,
         rules=rules,
         device=dict(device),
+        parameters=STORAGES[_storage(choice)],
         float32_matmul=cast("MatmulPrecision", choice["float32_matmul"]),
         loss_scale=_loss_scale(choice) if is_scaled else LossScale(),
     )
@@ -104,7 +107,8 @@ def choice_key(choice: Choice, layout: Layout) -> str:
     targets, _ = targets_of(choice, layout)
     lowered = [str(site) for site, target in targets.items() if target == low]
     scale = [str(choice[name]) for name in sorted(choice) if name.startswith("loss_scale.")] if lowered else []
-    shown = [low if lowered else FP32, str(choice["float32_matmul"]), *scale]
+    storage = [] if _storage(choice) == FP32 else [_storage(choice)]
+    shown = [low if lowered else FP32, str(choice["float32_matmul"]), *scale, *storage]
     return "|".join([*shown, hashlib.sha256("|".join(lowered).encode()).hexdigest()[:16]] if lowered else shown)
 
 
@@ -121,6 +125,10 @@ def _kept(site: Site, choice: Choice, layout: Layout, low: str) -> str | None:
     if verdict == "free" and choice.get(f"family:{family_of(site)}") == FP32:
         return f"{family_of(site)} ops were tried low and in fp32; fp32 was kept"
     return None
+
+
+def _storage(choice: Choice) -> str:
+    return str(choice.get("storage", FP32))
 
 
 def _loss_scale(choice: Choice) -> LossScale:

@@ -10,13 +10,21 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from autoprec.errors import PolicyError, PolicyFileError, SpaceError
-from autoprec.policy import MatmulPrecision, SitePattern
+from autoprec.policy import MatmulPrecision, Parameters, SitePattern
 from autoprec.policy.yaml_nodes import Entry, compose
 
 Grouping: TypeAlias = Literal["pattern", "module"]
 
 SCHEMA_VERSION = 1
 LOW_FORMATS = ("bf16", "fp16")
+# How parameters may be stored; plain bf16, which loses updates, is a baseline and no choice.
+STORAGES: Mapping[str, Parameters] = MappingProxyType(
+    {
+        "fp32": Parameters(),
+        "bf16-master": Parameters(storage="bf16", master="fp32"),
+        "bf16-stochastic": Parameters(storage="bf16", rounding="stochastic"),
+    }
+)
 _HERE = Path(__file__).resolve().parent.parent
 # In an installed package the folder lies inside it; in a checkout, beside it.
 _FOLDERS = (_HERE / "search_spaces", _HERE.parent / "search_spaces")
@@ -34,6 +42,7 @@ class Space:
     grouping: Grouping = "pattern"
     prefer: tuple[str, ...] = ()
     float32_matmul: tuple[MatmulPrecision, ...] = ("ieee",)
+    storage: tuple[str, ...] = ("fp32",)
     loss_scale_initial: tuple[float, ...] = (65536.0,)
     loss_scale_growth_interval: tuple[int, ...] = (2000,)
     slow_limit: float = 5.0
@@ -150,6 +159,9 @@ _KEYS: Mapping[str, _Key] = MappingProxyType(
             field="float32_matmul",
             allowed=f"a list of {', '.join(get_args(MatmulPrecision))}",
             check=_list_of(_one_of(*get_args(MatmulPrecision))),
+        ),
+        "storage": _Key(
+            field="storage", allowed=f"a list of {', '.join(STORAGES)}", check=_list_of(_one_of(*STORAGES))
         ),
         "slow_limit": _Key(field="slow_limit", allowed="numbers above 1", check=_number(float, above=1)),
         "horizon": _Key(field="horizon", allowed="auto, or whole numbers from 8", check=_horizon),

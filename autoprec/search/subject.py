@@ -18,7 +18,7 @@ from autoprec.search.baselines import baselines
 from autoprec.search.broken import check_first_loss
 from autoprec.search.choices import Dimension, dimensions
 from autoprec.search.layout import layout_of
-from autoprec.search.space import Space, load_space, space_path
+from autoprec.search.space import STORAGES, Space, load_space, space_path
 from autoprec.search.trials import Catalog
 from autoprec.workload import LoadedWorkload
 
@@ -63,7 +63,7 @@ def record_and_mark(loaded: LoadedWorkload, device: DeviceInfo, space_file: Path
 
 
 def cut_to_device(space: Space, device: DeviceInfo, precisions: Sequence[MatmulPrecision]) -> Space:
-    """Return `space` with the low formats and FP32 matmul precisions that the device has.
+    """Return `space` with the low formats, FP32 matmul precisions and storage formats that the device has.
 
     Raises: `SpaceError` if no low format is left.
     """
@@ -74,7 +74,8 @@ def cut_to_device(space: Space, device: DeviceInfo, precisions: Sequence[MatmulP
             f"{', '.join(device.formats)}; give a space with one of these (--space FILE)"
         )
     matmul: tuple[MatmulPrecision, ...] = tuple(name for name in space.float32_matmul if name in precisions)
-    return replace(space, low=low, float32_matmul=matmul or ("ieee",))
+    storage = tuple(name for name in space.storage if STORAGES[name].storage in device.formats)
+    return replace(space, low=low, float32_matmul=matmul or ("ieee",), storage=storage or ("fp32",))
 
 
 def catalog_of(

@@ -9,7 +9,8 @@ _LIBRARIES = tuple(
     {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
 
-_RUNS_AN_OP = "func("  # how a torch function mode calls the function it stands before
+# How a torch function mode calls the function it stands before, and how a leaf module's forward in short does.
+_RUNS_AN_OP = ("func(", "F.linear(", "._conv_forward(", "original(self, ")
 
 
 def origin(error: BaseException, file: Path | None = None) -> str:
@@ -39,7 +40,7 @@ def is_users(error: BaseException) -> bool:
         if _is_users(path):
             return True
         if path.resolve().is_relative_to(_AUTOPREC):
-            runs_users_op = runs_users_op or _RUNS_AN_OP in (frame.line or "")
+            runs_users_op = runs_users_op or any(call in (frame.line or "") for call in _RUNS_AN_OP)
             if not runs_users_op:
                 return False
     return False

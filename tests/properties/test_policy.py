@@ -70,6 +70,25 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False)
 evidence_values = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=6
 )
+name_globs = st.text(min_size=1, max_size=6).filter(lambda text: not set(text) & set(":#"))
+keeps = st.lists(st.sampled_from(["*norm*", "*.bias", "embed*", "8bit", "null"]) | name_globs, max_size=3)
+states = st.sampled_from(["fp32", "bf16", "8bit"])
+parameters = st.one_of(
+    st.builds(Parameters, optimizer_state=states),
+    st.builds(Parameters, storage=st.sampled_from(["bf16", "fp16"]), keep=keeps, optimizer_state=states),
+    st.builds(
+        lambda stochastic, fp16, **rest: (
+            Parameters(storage="bf16", rounding="stochastic", **rest)
+            if stochastic
+            else Parameters(storage="fp16" if fp16 else "bf16", master="fp32", **rest)
+        ),
+        stochastic=st.booleans(),
+        fp16=st.booleans(),
+        gradients=st.sampled_from(["fp32", "storage"]),
+        keep=keeps,
+        optimizer_state=states,
+    ),
+)
 policies = st.builds(
     Policy,
     name=texts,
@@ -79,7 +98,7 @@ policies = st.builds(
         st.builds(Rule, sites=st.just("*"), format=formats, why=texts),
     ),
     device=st.dictionaries(st.sampled_from(["kind", "name"]), texts),
-    parameters=st.builds(Parameters, storage=st.sampled_from(["fp32", "bf16", "fp16"])),
+    parameters=parameters,
     float32_matmul=st.sampled_from(["ieee", "tf32", "bf16"]),
     float8=st.builds(Float8, scaling=st.sampled_from(["tensorwise", "rowwise"])),
     loss_scale=st.one_of(st.just(LossScale()), loss_scales),

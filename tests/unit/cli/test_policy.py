@@ -97,7 +97,8 @@ def test_neither_file_nor_preset(folder, capsys):
     assert (code, out) == (2, "")
     assert err == (
         "error: autocast-bf61: there is no such policy file, and no such preset; "
-        "presets: fp32, fp32-matmul-bf16, autocast-bf16, autocast-fp16, fp8-matmul, low-bf16\n"
+        "presets: fp32, fp32-matmul-bf16, autocast-bf16, autocast-fp16, fp8-matmul, low-bf16, bf16-master, "
+        "bf16-stochastic\n"
     )
     assert _run(capsys, "show", "fp32", "--device", "tpu")[0] == 2
 

@@ -11,7 +11,7 @@ from torch import nn
 from autoprec.errors import MeasurementError, WorkloadError
 from autoprec.measure.traced import trace_policy
 from autoprec.measure.training import Training
-from autoprec.policy import LossScale, Policy, Rule
+from autoprec.policy import LossScale, Parameters, Policy, Rule
 
 from .workloads import batches, cross_entropy, mlp, noisy_loss, workload
 
@@ -229,3 +229,10 @@ def test_trace_policy_traces_the_first_step():
     assert [str(row.site) for row in traced.rows] == [
         *("0:linear#0", "1:tanh#0", "2:dropout#0", "3:linear#0", "@loss:cross_entropy#0")
     ]
+
+
+def test_the_optimizer_holds_its_state_as_the_policy_says() -> None:
+    pytest.importorskip("torchao")
+    policy = Policy(name="p", rules=(Rule(sites="*", format="fp32"),), parameters=Parameters(optimizer_state="8bit"))
+    with Training(workload(), policy, device="cpu", seed=0, batches=batches()) as run:
+        assert type(run.optimizer).__name__ == "AdamW8bit"

@@ -26,6 +26,12 @@ def test_settings() -> None:
     assert found
 
 
+def test_storage() -> None:
+    low = Parameters(storage="bf16", master="fp32", keep=("*.bias",))
+    (found,) = diff(A, replace(A, parameters=low)).settings
+    assert (found.a, found.b) == ({"storage": "fp32"}, {"storage": "bf16", "master": "fp32", "keep": ["*.bias"]})
+
+
 def test_rules_and_their_places() -> None:
     b = replace(A, rules=(Rule(sites="*:softmax", format="fp32"), *A.rules[:1], Rule(sites="*", format="fp16")))
     found = diff(A, b)

@@ -198,6 +198,10 @@ def test_plain_policy_has_every_key() -> None:
             HEAD + RULES.replace("rules:", "rules:\n  - {sites: a, format: fp8_e4m3}"),
             ':4: rule "a": fp8_e4m3 is for linear, matmul',
         ),
+        (HEAD + RULES + "parameters: {master: fp32}", ":5: parameters have master: fp32 beside storage: fp32; write"),
+        (HEAD + RULES + "parameters: {kept: []}", ':5: parameters has no key "kept"; keys: storage, master, rounding'),
+        (HEAD + RULES + "parameters: {keep: norm}", ':5: parameters.keep is text ("norm"); expected a list'),
+        (HEAD + RULES + "parameters: {keep: [1]}", ':5: a glob of parameters.keep is a whole number ("1")'),
         (HEAD + RULES + "float32_matmul: fp16", ":5: float32_matmul is 'fp16'; allowed: ieee, tf32, bf16"),
         (HEAD + RULES + "\noutputs: bf16", ":6: outputs is 'bf16'; allowed: fp32, computed"),
         (HEAD + RULES + "loss_scale: dynamic", ':5: loss_scale is text ("dynamic"); expected a mapping'),
@@ -304,3 +308,23 @@ def test_the_scaling_is_written_where_it_is_not_the_default() -> None:
     assert "float8" not in dump_policy(policy)
     rowwise = dump_policy(replace(policy, float8=Float8(scaling="rowwise")))
     assert "\nfloat32_matmul: ieee\nfloat8: {scaling: rowwise}\nloss_scale: none\n" in rowwise
+
+
+def test_parameters_state_what_is_not_default() -> None:
+    for parameters, text in (
+        (Parameters(), "{storage: fp32}"),
+        (Parameters(optimizer_state="8bit"), '{storage: fp32, optimizer_state: "8bit"}'),
+        (
+            Parameters(storage="bf16", master="fp32", gradients="storage", keep=("*norm*", "embed.weight")),
+            '{storage: bf16, master: fp32, gradients: storage, keep: ["*norm*", embed.weight]}',
+        ),
+        (Parameters(storage="bf16", rounding="stochastic"), "{storage: bf16, rounding: stochastic}"),
+    ):
+        policy = Policy(name="p", rules=(Rule(sites="*", format="bf16"),), parameters=parameters)
+        assert f"\nparameters: {text}\n" in dump_policy(policy)
+
+
+def test_parameters_read_without_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(HEAD + RULES + "\nparameters: {storage: bf16, master: none, optimizer_state: 8bit, keep: []}")
+    assert load_policy(path).parameters == Parameters(storage="bf16", optimizer_state="8bit")

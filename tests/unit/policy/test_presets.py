@@ -6,9 +6,9 @@ import pytest
 
 from autoprec.errors import PolicyError
 from autoprec.graph.site import Site
-from autoprec.policy import LossScale, Policy, preset, preset_names
+from autoprec.policy import LossScale, Parameters, Policy, preset, preset_names
 
-LAST = ("fp8-matmul", "low-bf16")
+_BF16 = ("low-bf16", "bf16-master", "bf16-stochastic")
 
 
 def _format(policy: Policy, op: str, module: str = "m") -> str:
@@ -16,9 +16,9 @@ def _format(policy: Policy, op: str, module: str = "m") -> str:
 
 
 def test_names_by_device_kind() -> None:
-    assert preset_names("cpu") == ("fp32", "fp32-matmul-bf16", "autocast-bf16", "autocast-fp16", *LAST)
-    assert preset_names("cuda") == ("fp32", "fp32-matmul-tf32", "autocast-bf16", "autocast-fp16", *LAST)
-    assert preset_names("mps") == ("fp32", "autocast-bf16", "autocast-fp16", "low-bf16")
+    assert preset_names("cpu") == ("fp32", "fp32-matmul-bf16", "autocast-bf16", "autocast-fp16", "fp8-matmul", *_BF16)
+    assert preset_names("cuda") == ("fp32", "fp32-matmul-tf32", "autocast-bf16", "autocast-fp16", "fp8-matmul", *_BF16)
+    assert preset_names("mps") == ("fp32", "autocast-bf16", "autocast-fp16", *_BF16)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
@@ -46,6 +46,17 @@ def test_low_bf16_is_the_model_in_bf16() -> None:
     assert policy.parameters.storage == "bf16"
     assert policy.outputs == "computed"
     assert _format(policy, "softmax") == "bf16"
+
+
+def test_bf16_throughout_differs_in_what_becomes_of_a_small_step() -> None:
+    found = {name: preset(name, "cpu") for name in _BF16}
+    assert {policy.formats for policy in found.values()} == {("bf16",)}
+    assert [policy.parameters for policy in found.values()] == [
+        Parameters(storage="bf16"),
+        Parameters(storage="bf16", master="fp32"),
+        Parameters(storage="bf16", rounding="stochastic"),
+    ]
+    assert found["bf16-master"].rules[-1].why == "bf16 throughout with FP32 master weights"
 
 
 @pytest.mark.parametrize(("name", "low"), [("autocast-bf16", "bf16"), ("autocast-fp16", "fp16")])
@@ -91,7 +102,7 @@ def test_only_fp16_scales_the_loss_and_as_grad_scaler_does() -> None:
     ("name", "kind", "message"),
     [
         ("autocast-bf61", "cpu", '"autocast-bf61" is not a preset for cpu; presets: fp32, fp32-matmul-bf16, autocast'),
-        ("autocast-bf61", "cpu", 'low-bf16; nearest: "autocast-bf16"'),
+        ("autocast-bf61", "cpu", 'bf16-stochastic; nearest: "autocast-bf16"'),
         ("fp32-matmul-tf32", "cpu", '"fp32-matmul-tf32" is not a preset for cpu'),
         ("fp32", "tpu", 'presets for device kind "tpu"; device kinds: cpu, cuda, mps'),
     ],

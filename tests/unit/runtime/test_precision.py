@@ -404,7 +404,12 @@ def test_what_is_refused(tmp_path: Path) -> None:
     )
     refused(Net(), tmp_path / "none.yaml", PolicyFileError, "none.yaml")
     scaled = policy(("*", "fp16"), parameters=Parameters(storage="fp16"), loss_scale=LossScale(kind="dynamic"))
-    refused(Net(), scaled, ApplyError, "stores parameters in fp16 and scales the loss.*use parameters: {storage: fp32}")
+    refused(
+        Net(),
+        scaled,
+        ApplyError,
+        "stores parameters and gradients in fp16 and scales the loss.*use parameters: {storage: fp16, master: fp32}",
+    )
     model = Net()
     first = apply(model, "autocast-bf16")
     with pytest.raises(ApplyError, match=r'already runs policy "autocast-bf16"; call remove\(\)'):

@@ -6,7 +6,7 @@ import torch
 
 from autoprec.errors import FormatError
 from autoprec.numerics import FORMATS
-from autoprec.runtime.rounding import round_to
+from autoprec.runtime.rounding import carried, round_to, stochastic_bf16
 
 ALL = pytest.mark.parametrize("name", FORMATS)
 CONTAINERS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -135,3 +135,50 @@ def test_wrong_arguments() -> None:
         round_to(x, "bf16", mode="up")  # type: ignore[arg-type]
     with pytest.raises(FormatError, match='mode "nearest" draws no random numbers'):
         round_to(x, "bf16", generator=torch.Generator())
+
+
+def test_the_carry_is_the_rounding_for_every_random_number() -> None:
+    """Of the 2^16 random numbers exactly `dropped` carry, for numbers of every size and either sign."""
+    random = torch.arange(1 << 16, dtype=torch.int32)
+    for dropped in (0, 1, 0x7FFF, 0x8000, 0xFFFF):
+        for upper in (0x3F80, 0x0001, 0x7F7E, 0x0080, -0x4080):  # 1, subnormal, near the largest, smallest normal, -1
+            x = torch.tensor((upper << 16) | dropped, dtype=torch.int32).view(torch.float32)
+            rounded = carried(x.expand(1 << 16), random)
+            towards_zero = torch.tensor(upper << 16, dtype=torch.int32).view(torch.float32)
+            away = torch.tensor((upper + 1) << 16, dtype=torch.int32).view(torch.float32)
+            assert (rounded.float() == away).sum() == dropped
+            assert (rounded.float() == towards_zero).sum() == (1 << 16) - dropped
+
+
+def test_stochastic_bf16_has_no_bias() -> None:
+    """The mean of n roundings of 1 + 0.3 ulp has a standard error of ulp sqrt(0.21 / n); five of them are allowed."""
+    ulp, count = 2.0**-7, 1 << 16
+    x = torch.full((count,), 1 + 0.3 * ulp)
+    rounded = stochastic_bf16(x, torch.Generator().manual_seed(1))
+    assert rounded.dtype == torch.bfloat16
+    assert rounded.unique().tolist() == [1, 1 + ulp]
+    bias = (rounded.double().mean() - x.double().mean()) / ulp
+    assert abs(bias) < 5 * math.sqrt(0.21 / count)
+    again = stochastic_bf16(x, torch.Generator().manual_seed(1))
+    assert torch.equal(rounded, again)
+
+
+def test_stochastic_bf16_of_special_values_strides_and_nothing() -> None:
+    exact = [math.nan, math.inf, -math.inf, -0.0, 0.0, 1.5, -3.0, 2.0**-133]
+    generator = torch.Generator()
+    for _ in range(20):
+        assert str(stochastic_bf16(torch.tensor(exact), generator).tolist()) == str(exact)
+    odd = torch.tensor([0x7F800001, 0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)  # NaNs of low payload
+    assert stochastic_bf16(odd, generator).isnan().all()
+    assert stochastic_bf16(torch.ones(0, 3), generator).shape == (0, 3)
+    view = torch.arange(12.0).reshape(3, 4).T[::2]
+    assert torch.equal(stochastic_bf16(view, generator).float(), view)
+
+
+def test_each_of_the_four_numbers_of_a_draw_is_uniform() -> None:
+    """The mean of n roundings of 1.5 gaps is n/2 with a standard deviation of sqrt(n)/2; five of them are allowed."""
+    count = 1 << 14
+    up = stochastic_bf16(torch.full((count, 4), 1 + 2.0**-8), torch.Generator().manual_seed(0)) > 1
+    assert ((up.sum(0) - count / 2).abs() < 2.5 * math.sqrt(count)).all()
+    both = (up.double() - 0.5).T @ (up.double() - 0.5) / count  # products of different columns have the mean 0
+    assert (both - torch.diag(both.diag())).abs().max() < 5 * 0.25 / math.sqrt(count)

@@ -86,6 +86,19 @@ def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.LBFGS(model.parameters(), max_iter=3)
 
 
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_step_is_seen(backend: str) -> None:
+    model = model_of()
+    apply(model, BF16)
+    optimizer = foreach(model)
+    step = torch.compile(lambda: optimizer.step(), backend=backend)
+    for _ in range(3):
+        model(X).square().mean().backward()
+        step()
+        assert_fresh(model)
+
+
 @pytest.mark.parametrize("optimizer", [fused, foreach, lbfgs])
 def test_a_step_is_seen(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> None:
     model = model_of()

@@ -6,7 +6,7 @@ import pytest
 
 from autoprec.analysis import Mark, Reason, ReasonCode
 from autoprec.graph.site import Site
-from autoprec.policy import LossScale, Rule, resolve
+from autoprec.policy import LossScale, Parameters, Rule, resolve
 from autoprec.search.choices import FP32, LOW, Value, active, choice_key, defaults, dimensions, policy_of, targets_of
 from autoprec.search.layout import layout_of
 from autoprec.search.space import Space
@@ -147,3 +147,27 @@ def test_rules_say_what_the_choice_says_and_all_win_somewhere(seed: int) -> None
     assert dict(resolved.formats) == targets_of(choice, layout())[0]
     resolved.check_alive()
     assert set(resolved.winners.values()) == set(range(len(resolved.policy.rules)))
+
+
+def test_storage_is_a_dimension_where_the_space_offers_it() -> None:
+    space = Space(prefer=SPACE.prefer, storage=("fp32", "bf16-master", "bf16-stochastic"))
+    (row,) = [row for row in rows(space) if row.name == "storage"]
+    assert (row.values, row.default) == (space.storage, "fp32")
+    base = defaults(rows(space), "bf16")
+    keys, stored = set(), []
+    for name in row.values:
+        choice = base | {"storage": name}
+        keys.add(choice_key(choice, layout()))
+        stored.append(policy_of(choice, layout(), name="p", device=DEVICE).parameters)
+    assert len(keys) == 3
+    assert choice_key(base, layout()) == choice_key(defaults(rows(), "bf16"), layout())
+    assert stored == [
+        Parameters(),
+        Parameters(storage="bf16", master="fp32"),
+        Parameters(storage="bf16", rounding="stochastic"),
+    ]
+
+
+def test_the_only_storage_of_a_space_is_chosen() -> None:
+    choice = defaults(rows(Space(storage=("bf16-master",))), "bf16")
+    assert policy_of(choice, layout(), name="p", device=DEVICE).parameters.master == "fp32"

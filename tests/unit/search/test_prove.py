@@ -79,7 +79,7 @@ def test_two_policies_are_timed_side_by_side() -> None:
 
 
 def test_a_policy_that_the_kernels_do_not_honour_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoprec.runtime.cast_mode.CastMode._cast", lambda mode, value, dtype: value)
+    monkeypatch.setattr("autoprec.runtime.cast_mode.CastMode.cast", lambda mode, value, dtype: value)
     check = prover().prove("low", BF16, chaotic=False)
     assert not check.passed
     assert "not honoured" in check.reason

@@ -1,11 +1,14 @@
 """Search space files."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from autoprec.errors import SpaceError
+from autoprec.runtime.device import describe
 from autoprec.search.space import Space, load_space, space_path
+from autoprec.search.subject import cut_to_device
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,6 +33,7 @@ def test_every_key_is_read(tmp_path: Path) -> None:
 grouping: module
 prefer: ["*:softmax", "blocks.*"]
 float32_matmul: [ieee, tf32]
+storage: [fp32, bf16-master]
 loss_scale:
   initial: [16, 32]
   growth_interval: [7]
@@ -42,6 +46,7 @@ margin: 0.02
         grouping="module",
         prefer=("*:softmax", "blocks.*"),
         float32_matmul=("ieee", "tf32"),
+        storage=("fp32", "bf16-master"),
         loss_scale_initial=(16.0, 32.0),
         loss_scale_growth_interval=(7,),
         slow_limit=3.0,
@@ -65,6 +70,7 @@ def test_keys_left_out_have_their_defaults(tmp_path: Path) -> None:
         ("low: [bf16, bf16]\n", "space.yaml:2: low is"),
         ("grouping: op\n", "space.yaml:2: grouping is 'op'; allowed: pattern, module"),
         ('prefer: ["*:sotfmax"]\n', "space.yaml:2: prefer is"),
+        ("storage: [bf16]\n", r"storage is \['bf16'\]; allowed: a list of fp32, bf16-master, bf16-stochastic"),
         ("slow_limit: 1\n", "space.yaml:2: slow_limit is 1; allowed: numbers above 1"),
         ("slow_limit: true\n", "space.yaml:2: slow_limit is True"),
         ("horizon: 7\n", "space.yaml:2: horizon is 7; allowed: auto, or whole numbers from 8"),
@@ -97,3 +103,9 @@ def test_a_missing_file_is_reported(tmp_path: Path) -> None:
 def test_a_different_choice_is_a_different_space() -> None:
     assert Space().fingerprint() != Space(margin=0.02).fingerprint()
     assert Space().fingerprint() == Space().fingerprint()
+
+
+def test_storage_the_device_cannot_hold_is_left_out() -> None:
+    device = dataclasses.replace(describe("cpu"), formats=("fp32", "fp16"))
+    cut = cut_to_device(Space(storage=("bf16-master",)), device, ())
+    assert (cut.low, cut.storage) == (("fp16",), ("fp32",))

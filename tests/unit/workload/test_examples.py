@@ -88,5 +88,5 @@ def test_a_loss_scale_survives_the_checkpoint(train, tmp_path, monkeypatch):
     train(*arguments, "--steps", 2)
     train(*arguments, "--steps", 4)
     saved = torch.load(tmp_path / "run.pt", weights_only=True)
-    assert saved["scaler"]["scale"] == 128.0
+    assert saved["precision"]["scaler"]["scale"] == 128.0
     assert saved["step"] == 4

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from autoprec.capture import record
 from autoprec.errors import PolicyError
@@ -46,9 +47,9 @@ def test_an_op_that_fails_while_autoprec_runs_it_for_the_user_is_the_users():
     error = raised(lambda: record(task))
     assert is_users(error)
     assert origin(error).split(":")[0].endswith("test_origin.py")
-    model = Broken()
-    apply(model, "autocast-bf16")
-    assert is_users(raised(lambda: model(torch.ones(2, 8))))
+    for model in (Broken(), nn.Sequential(nn.Conv1d(2, 2, 1)), nn.Sequential(nn.LayerNorm(2))):
+        apply(model, "autocast-bf16")
+        assert is_users(raised(lambda model=model: model(torch.ones(2, 8, 8, 8))))
 
 
 def test_what_autoprec_raises_is_not_the_users():

@@ -1,0 +1,126 @@
+"""The mode in which the model and the loss code of one `Precision` run: when it begins, and whose modules it serves."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from autoprec.ops import lookup
+from autoprec.runtime.cast_mode import CastMode
+from autoprec.runtime.forwards import original_forward
+from autoprec.runtime.leaves import leaf_forward
+from autoprec.runtime.outputs import cast_floats
+from autoprec.runtime.plans import Action
+from autoprec.runtime.running import RUNNING
+from autoprec.runtime.site_mode import Frame
+from autoprec.runtime.weight_casts import WeightCasts
+
+if TYPE_CHECKING:
+    from autoprec.runtime.precision import Precision
+
+
+def _stand_aside() -> None:
+    RUNNING.mode = None
+
+
+if hasattr(os, "register_at_fork"):  # a forked data loader worker inherits the modes of the thread that started it
+    os.register_at_fork(after_in_child=_stand_aside)
+
+
+class OwnedMode(CastMode):
+    """The cast mode of one `Precision`. It stands aside where another one's model runs inside, and in backward passes.
+
+    Activation checkpointing runs forwards again in there; each of them is then the outermost one and casts by itself.
+    """
+
+    def __init__(self, owner: "Precision") -> None:
+        super().__init__(owner.plans_of, owner.executors)
+        self.owner = owner
+        self.shortens: Precision | None = (
+            owner  # whose leaf modules may skip the mode: nobody's in one that must see all
+        )
+        self._kept: list[WeightCasts | None] = []
+
+    def kept_casts(self) -> WeightCasts | None:
+        """Return the owner's kept casts, asked for once a forward."""
+        if not self._kept:
+            self._kept.append(self.owner.kept_casts())
+        return self._kept[0]
+
+    def on_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a backward pass, in which this mode stands aside."""
+        RUNNING.mode, self.aside = None, True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            RUNNING.mode, self.aside = self, False
+
+
+@contextmanager
+def frame_of(owner: "Precision", module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
+    """Make `module` own the sites of this block; the outermost frame of a thread switches casting on."""
+    outer = RUNNING.mode
+    if outer is not None and outer.owner is owner:
+        with outer.frame(module, counts) as frame:
+            yield frame
+        return
+    mode = (owner.watched_mode or OwnedMode)(owner)
+    RUNNING.mode = mode
+    if outer is not None:
+        outer.aside = True
+    try:
+        with mode, mode.frame(module, counts) as frame:
+            yield frame
+    finally:
+        RUNNING.mode = outer
+        if outer is not None:
+            outer.aside = False
+
+
+def checkpointed_in_frame() -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
+    """Return how to make a function run in the current frame, now and again later; None where nothing is cast."""
+    mode = RUNNING.mode
+    if mode is None:
+        return None
+    current, precision = mode.frames[-1], mode.owner
+    module, counts = current.module, dict(current.counts)
+
+    def entering(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with precision.frame(module, counts) as frame:
+                result = function(*args, **kwargs)
+            if mode.frames[-1] is current:  # the first time: what follows in this forward goes on counting
+                current.counts.update(frame.counts)
+            return result
+
+        return run
+
+    return entering
+
+
+def forward_of(precision: "Precision", path: str, module: nn.Module) -> Callable[..., Any]:
+    """Return what runs in place of a module's forward: the same code in a frame of its own, or a leaf's in short."""
+    returns_fp32 = path == "" and precision.policy.outputs == "fp32"
+    agrees = isinstance(module, nn.RNNBase)
+
+    def in_frame(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        mode = RUNNING.mode
+        if not agrees and not returns_fp32 and mode is not None and mode.owner is precision:  # the usual case, in short
+            mode.enter(path)
+            try:
+                return original_forward(module)(*args, **kwargs)
+            finally:
+                mode.leave()
+        with precision.frame(path):
+            if agrees:  # nn.LSTM and its kin compare the input's dtype with the stored weights' before any op runs
+                args, kwargs = cast_floats((args, kwargs), next(module.parameters()).dtype)
+            result = original_forward(module)(*args, **kwargs)
+        return cast_floats(result, torch.float32) if returns_fp32 else result
+
+    def action_of(op: str) -> Action:
+        return precision.action_of(path, op, 0) if lookup(op).is_site else None
+
+    return (leaf_forward(module, precision, action_of, in_frame) if path else None) or in_frame

@@ -1,0 +1,36 @@
+"""Low parameters under DistributedDataParallel, on two gloo ranks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import destroy_process_group, init_process_group
+
+from autoprec.runtime import apply
+from tests.unit.runtime.storing import MASTER, STOCHASTIC, batch, net, same, storing, weights
+
+
+def _rank(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for name, settings in (("master", MASTER), ("stochastic", STOCHASTIC)):
+        model = net()
+        apply(model, storing(**settings, gradients="storage"))
+        parallel = nn.parallel.DistributedDataParallel(model)
+        optimizer = torch.optim.AdamW(parallel.parameters(), lr=0.01)
+        for step in range(3):
+            optimizer.zero_grad()
+            parallel(batch(10 * step + rank)).square().mean().backward()
+            optimizer.step()
+        torch.save([*weights(model), *(p.grad for p in model.parameters())], f"{folder}/{name}{rank}.pt")
+    destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own on process groups
+def test_ranks_that_see_other_data_keep_equal_weights(tmp_path: Path) -> None:
+    """Gradients are averaged in every step, not only before the first one, and replicas round alike."""
+    torch.multiprocessing.spawn(_rank, args=(str(tmp_path),), nprocs=2)
+    for name in ("master", "stochastic"):
+        one, two = (torch.load(tmp_path / f"{name}{rank}.pt") for rank in range(2))
+        assert same(one, two)
