@@ -173,8 +173,8 @@ def _check_free(model: nn.Module) -> None:
     """Refuse a model whose parameters others hold by address: they would go on with the FP32 ones."""
     if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
         raise ApplyError(
-            "apply: the policy stores parameters low and the model has sharded parameters; under FSDP2 keep "
-            "storage: fp32, which is its master, and let its MixedPrecisionPolicy(param_dtype=...) make the working copies"
+            "apply: the policy stores parameters low and the model has sharded parameters; under FSDP2 keep storage: "
+            "fp32, which is its master, and let its MixedPrecisionPolicy(param_dtype=...) make the working copies"
         )
 
 

@@ -265,7 +265,9 @@ def test_a_wrapped_model_is_refused(tmp_path) -> None:  # type: ignore[no-untype
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         wrapped = nn.parallel.DistributedDataParallel(net())
-        with pytest.raises(ApplyError, match="is wrapped in DistributedDataParallel.*apply the policy to model.module"):
+        with pytest.raises(
+            ApplyError, match=r"is wrapped in DistributedDataParallel.*apply the policy to model\.module"
+        ):
             apply(wrapped, storing(**MASTER))
     finally:
         torch.distributed.destroy_process_group()

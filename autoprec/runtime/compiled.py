@@ -1,0 +1,55 @@
+"""Graphs that torch.compile makes of code under a cast mode: the casts are in them, so nothing casts while they run."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from autoprec.runtime.running import RUNNING
+
+_DONE = "_autoprec_runs_aside"
+
+
+def run_graph_aside() -> None:
+    """Have the graph that is being traced run with the mode of its thread aside.
+
+    torch.compile traces the mode into the graph and leaves it on the stack when the graph runs: it would see the
+    graph's own aten ops, as calls of whatever frame is open. Must be called while torch.compile traces.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    output = InstructionTranslator.current_tx().output
+    if not hasattr(output.compiler_fn, _DONE):
+        output.compiler_fn = _aside(output.compiler_fn)
+
+
+# torch.compile calls it while it traces and does not trace it: what `assume_constant_result` would set.
+run_graph_aside._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _aside(compiler: Any) -> Any:
+    """Return the backend `compiler`, whose graphs run aside."""
+
+    @functools.wraps(compiler)
+    def compile_aside(*arguments: Any, **options: Any) -> Callable[..., Any]:
+        graph = compiler(*arguments, **options)
+
+        @functools.wraps(graph)
+        def run(*inputs: Any) -> Any:
+            mode = RUNNING.mode
+            if mode is None or mode.aside:
+                return graph(*inputs)
+            if torch._C._len_torch_function_stack() == 1:  # the mode alone: then it need not even be asked
+                with torch._C.DisableTorchFunction():
+                    return graph(*inputs)
+            mode.aside = True
+            try:
+                return graph(*inputs)
+            finally:
+                mode.aside = False
+
+        return run
+
+    setattr(compile_aside, _DONE, True)
+    return compile_aside
