@@ -57,6 +57,7 @@ class CastMode(SiteMode):
         self._plans_of = plans_of
         self._executors = executors
         self.aside = False
+        self.kept_casts: WeightCasts | None = None
         self.casts: Mapping[torch.dtype, dict[int, _Cast]] = {dtype: {} for dtype in CASTABLE}
         self._plans = plans_of(LOSS_MODULE)
         self.idle = self._plans.idle
@@ -166,10 +167,6 @@ class CastMode(SiteMode):
         """Run a backward pass."""
         return func(*args, **kwargs)
 
-    def kept_casts(self) -> WeightCasts | None:
-        """Return the casts that live from forward to forward, if there are such."""
-        return None
-
     def _call_all(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
         floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
         if any(t.dtype not in CASTABLE for t in floats):
@@ -213,7 +210,7 @@ class CastMode(SiteMode):
                 return value
             if torch.compiler.is_compiling():  # a compiler merges equal casts, and knows what is written in between
                 return value.to(dtype)
-            if type(value) is nn.Parameter or (value.is_leaf and value.requires_grad):
+            if type(value) is nn.Parameter:
                 return self.cast_weight(value, dtype)
             return to_dtype(value, dtype)
         if isinstance(value, (tuple, list)) and any(True for _ in tensors_in(value)):
@@ -235,7 +232,7 @@ class CastMode(SiteMode):
             same = one is weight and its_version == version and its_edits == edits
             if same and _can_be_shared(weight, cast):
                 return cast
-        kept = self.kept_casts() if weight.numel() >= SMALLEST and torch.is_grad_enabled() else None
+        kept = self.kept_casts if weight.numel() >= SMALLEST and torch.is_grad_enabled() else None
         cast = to_dtype(weight, dtype) if kept is None else kept.cast(weight, dtype, version)
         casts[key] = (weight, version, edits, cast)
         return cast

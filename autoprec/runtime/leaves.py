@@ -142,5 +142,5 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
 
 
 def _cast_input(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return `x` in `dtype`, or None where that takes more care: its cast would be shared, as a leaf's is."""
-    return to_dtype(x, dtype) if x.dtype in CASTABLE and not (x.requires_grad and x.is_leaf) else None
+    """Return `x` in `dtype`, or None where it is not to be cast: float64 is the author's explicit choice."""
+    return to_dtype(x, dtype) if x.dtype in CASTABLE else None

@@ -13,21 +13,29 @@ from autoprec.runtime.cast_mode import CastMode
 from autoprec.runtime.forwards import original_forward
 from autoprec.runtime.leaves import leaf_forward
 from autoprec.runtime.outputs import cast_floats
-from autoprec.runtime.plans import Action
+from autoprec.runtime.plans import CASTABLE, Action
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.site_mode import Frame
-from autoprec.runtime.weight_casts import WeightCasts
 
 if TYPE_CHECKING:
     from autoprec.runtime.precision import Precision
 
 
 def _stand_aside() -> None:
-    RUNNING.mode = None
+    if RUNNING.mode is not None:
+        RUNNING.mode.aside = True
+        RUNNING.mode = None
 
 
 if hasattr(os, "register_at_fork"):  # a forked data loader worker inherits the modes of the thread that started it
     os.register_at_fork(after_in_child=_stand_aside)
+
+
+class _Forgetful(dict[int, Any]):
+    """Keeps nothing."""
+
+    def __setitem__(self, key: int, value: Any) -> None:
+        pass
 
 
 class OwnedMode(CastMode):
@@ -39,16 +47,11 @@ class OwnedMode(CastMode):
     def __init__(self, owner: "Precision") -> None:
         super().__init__(owner.plans_of, owner.executors)
         self.owner = owner
-        self.shortens: Precision | None = (
-            owner  # whose leaf modules may skip the mode: nobody's in one that must see all
-        )
-        self._kept: list[WeightCasts | None] = []
-
-    def kept_casts(self) -> WeightCasts | None:
-        """Return the owner's kept casts, asked for once a forward."""
-        if not self._kept:
-            self._kept.append(self.owner.kept_casts())
-        return self._kept[0]
+        # Whose leaf modules may skip this mode; nobody's where it must see all.
+        self.shortens: Precision | None = owner
+        if owner.is_sharded():  # FSDP2 refills its weights unseen, and a cast that is kept would undo the sharding
+            self.casts = {dtype: _Forgetful() for dtype in CASTABLE}
+        self.kept_casts = None if owner.is_sharded() else owner.kept_casts
 
     def on_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a backward pass, in which this mode stands aside."""

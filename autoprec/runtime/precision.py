@@ -50,7 +50,8 @@ class Precision:
         self._matmul_claim: MatmulState | None = None
         self._wrapped: tuple[nn.Module, ...] = ()
         self._plans: dict[str, ModulePlans] = {}
-        self._kept_casts = WeightCasts()
+        self.kept_casts = WeightCasts()
+        self._is_sharded: bool | None = None
         actions = Actions(policy, device)
         self.executors = actions.executors
         self._at = actions.at
@@ -150,7 +151,7 @@ class Precision:
         if not self.is_installed:
             return
         del self.model.__dict__[APPLIED]
-        self._kept_casts.clear()
+        self.kept_casts.clear()
         for module in (*self.model.modules(), *self._wrapped):  # some may have been exchanged since
             restore_forward(module)
         self.storage.restore()
@@ -179,9 +180,11 @@ class Precision:
         """Make `module` own the sites of a block; the outermost frame of a thread switches casting on."""
         return frame_of(self, module, counts)
 
-    def kept_casts(self) -> WeightCasts | None:
-        """Return the casts that live from forward to forward; None under FSDP2, which refills its weights unseen."""
-        return None if any_is_sharded(self._wrapped) else self._kept_casts
+    def is_sharded(self) -> bool:
+        """Return whether FSDP2 manages parameters of the model, the root's or any from before the first forward."""
+        if self._is_sharded is None:
+            self._is_sharded = any_is_sharded(self._wrapped)
+        return self._is_sharded or any_is_sharded((self.model,))
 
     def plans_of(self, module: str) -> ModulePlans:
         """Return what the policy does at the sites of a module."""

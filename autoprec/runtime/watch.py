@@ -164,6 +164,8 @@ class Watch:
         node: Any = torch._C._current_autograd_node()
         if phase == "backward" and node.name().startswith("ToCopyBackward"):
             return  # autograd adds up gradients under the node of whoever came last, and that was a cast
+        if phase == "backward" and base_name(func) in ("add", "add_") and node.name() != "AddBackward0":
+            return  # the same, and that was this site
         kernel = kernel_of(func, args, kwargs, result)
         if kernel.takes:
             call.note(kernel, phase)

@@ -242,8 +242,7 @@ def test_a_forward_without_gradients_neither_makes_nor_spoils_a_cast(casts: list
 def test_the_memory_of_the_casts_is_free_in_the_step() -> None:
     model: Any = model_of()
     precision = apply(model, BF16)
-    kept = precision.kept_casts()
-    assert kept is not None
+    kept = precision.kept_casts
     model(X).sum().backward()
     assert len(kept) == 1
     seen: list[int] = []
