@@ -40,6 +40,7 @@ bench: $(VENV)/.installed-dev
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu
 	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/overhead.py --device cuda --json reports/gpu/overhead.json
 
 lock: $(VENV)/.installed-dev
 	sed -n '/^#/p' requirements.lock > $(VENV)/lock

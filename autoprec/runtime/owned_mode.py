@@ -49,9 +49,12 @@ class OwnedMode(CastMode):
         self.owner = owner
         # Whose leaf modules may skip this mode; nobody's where it must see all.
         self.shortens: Precision | None = owner
+        if torch.compiler.is_dynamo_compiling():
+            return  # a compiler keeps no casts
         if owner.is_sharded():  # FSDP2 refills its weights unseen, and a cast that is kept would undo the sharding
             self.casts = {dtype: _Forgetful() for dtype in CASTABLE}
-        self.kept_casts = None if owner.is_sharded() else owner.kept_casts
+        else:
+            self.kept_casts = owner.kept_casts
 
     def on_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a backward pass, in which this mode stands aside."""

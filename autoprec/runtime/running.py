@@ -8,7 +8,8 @@ if TYPE_CHECKING:
 
 
 class _Running(threading.local):
-    mode: "OwnedMode | None" = None
+    def __init__(self) -> None:  # once a thread; a default of the class would change what torch.compile guards on
+        self.mode: OwnedMode | None = None
 
 
 RUNNING = _Running()
