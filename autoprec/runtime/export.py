@@ -146,8 +146,8 @@ def _uncast(gathered: Sequence[tuple[str, str, list[UsedParameter]]]) -> Iterato
         held = list(dict.fromkeys(holder for each in inside for holder in each.holders))
         if low:
             yield (
-                f"{_place(held[0])}{more(len(held) - 1)} is gathered with {_place(path)}: FSDP2 casts what comes into a "
-                f"unit; cast what comes from units in {', '.join(low)} to {name} by hand"
+                f"{_place(held[0])}{more(len(held) - 1)} is gathered with {_place(path)}: FSDP2 casts what comes into "
+                f"a unit; cast what comes from units in {', '.join(low)} to {name} by hand"
             )
 
 

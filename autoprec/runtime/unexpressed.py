@@ -74,7 +74,7 @@ def _recorded_reasons(
     rule = policy.rules[index]
     won = [site for site in uses.sites if policy.format_of(site)[1] == index]
     reason = _format_reason(rule)
-    if not won or reason:
+    if reason:
         if won:
             yield reason
         return

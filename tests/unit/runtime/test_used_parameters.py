@@ -5,6 +5,7 @@ from torch import nn
 
 import autoprec
 from autoprec.capture import record
+from autoprec.graph.site import Site
 from autoprec.graph.uses import Uses, uses_of
 from autoprec.policy import Policy, Rule
 from autoprec.runtime.export import float8_module_filter, fsdp2_policies
@@ -77,7 +78,7 @@ def test_a_tied_parameter_belongs_to_the_module_around_all_that_hold_it() -> Non
     assert gathered(Tied(), rules) == {"between": "bf16", "": "fp32"}
     first = used_parameters(Tied(), rules)[0]
     assert (first.name, first.holders, first.home) == ("first.weight", ("first", "last"), "")
-    assert first.formats == {"fp32", "bf16"}
+    assert (first.formats, first.format) == ({"fp32", "bf16"}, "fp32")
     told = fsdp2_policies(Tied(), rules).unexpressed[:3]
     assert told == (
         'parameter "first.weight": used in bf16 and fp32 (first:linear#0, last:linear#0) and gathered in fp32, since '
@@ -181,3 +182,22 @@ def test_a_tied_table_and_a_forward_of_its_own_do_not_confuse_float8() -> None:
         'module "scaled" asks for fp8_e4m3 and stays as it is: Scaled has a forward of its own, which torchao would '
         "drop"
     )
+
+
+def test_loss_code_and_calls_that_no_policy_casts_choose_no_format() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(16, 16), "ab": nn.Linear(16, 16)})
+    watched, penalty = Site("ab", "mean", 0), Site("@loss", "square", 0)
+    readers = (Site("a", "linear", 0), watched, penalty)
+    uses = Uses(sites=readers, parameters={"a.weight": readers}, as_stored=frozenset({watched}))
+    rules = policy(("a", "bf16"), ("@loss", "fp32"), ("*", "fp16"))
+    weight = used_parameters(model, rules, uses)[0]
+    assert (weight.sites, weight.formats, weight.home) == (readers[:2], {"bf16"}, "")
+    alone = Uses(sites=(watched, penalty), parameters={}, as_stored=frozenset({watched}))
+    assert fsdp2_policies(model, policy(("*", "bf16")), alone).unexpressed == (
+        'rule "*" (bf16): it covers loss code, as @loss:square#0: that runs in the dtype of the model\'s outputs',
+    )
+    computed = Policy(name="c", rules=(Rule(sites="*", format="fp32"),), outputs="computed")
+    assert len(fsdp2_policies(model, computed, alone).unexpressed) == 1
+    apart = policy(("a", "bf16"), ("*", "fp32"))
+    assert gathered(nn.Sequential(model["a"]), policy(("0", "bf16"), ("*", "fp32"))) == {"": "bf16"}
+    assert gathered(model, apart) == {"a": "bf16", "ab": "fp32"}
