@@ -1,4 +1,4 @@
-"""`autoprec policy`: check a policy file, show it, compare two, and trace what one really runs.
+"""`autoprec policy`: check a policy file, show it, compare two, trace what one really runs, export one to other tools.
 
 Torch is loaded only where a workload is given: its sites are what the rules are held against.
 """
@@ -8,6 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,13 +17,21 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from autoprec.graph.opgraph import OpGraph
+    from autoprec.capture import Recording
     from autoprec.policy import Policy, PolicyDiff, ResolvedPolicy
 
 _SCHEMA_VERSION = 1
 
+
+class Target(StrEnum):
+    """The tools that a policy can be written for."""
+
+    FSDP2 = "fsdp2"
+    TORCHAO_FLOAT8 = "torchao-float8"
+
+
 app = typer.Typer(
-    help="Check, show, compare and trace policies.",
+    help="Check, show, compare, trace and export policies.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -53,7 +62,7 @@ def check(file: File, workload: Workload = None, *, device: Device = "cpu") -> N
 
     info = describe(device)
     info.require(policy)
-    op_graph = _op_graph(workload, device)
+    op_graph = _recording(workload, device).op_graph
     resolved = resolve(policy, op_graph.sites())
     _draw(_resolution_table(resolved))
     for name in info.emulates(policy):
@@ -96,7 +105,7 @@ def diff(a: File, b: File, workload: Workload = None, *, device: Device = "cpu",
 
     device = _kind(device)
     policy_a, policy_b = _read(a, device), _read(b, device)
-    found = diff_policies(policy_a, policy_b, () if workload is None else _op_graph(workload, device).sites())
+    found = diff_policies(policy_a, policy_b, () if workload is None else _recording(workload, device).op_graph.sites())
     if as_json:
         _print_json(_diff_plain(policy_a, policy_b, found))
     else:
@@ -135,6 +144,48 @@ def trace(
         raise typer.Exit(1)
 
 
+@app.command()
+def export(
+    file: File,
+    workload: Annotated[str, typer.Argument(help="The training run: file.py or file.py:name.", show_default=False)],
+    *,
+    to: Annotated[Target, typer.Option(help="Tool to write the policy for.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Python file to write; default: print it.")] = None,
+    device: Device = "cpu",
+) -> None:
+    """Write a policy as a Python module for FSDP2 or torchao, which says in its docstring what it leaves out.
+
+    Exit 0: written; 1: a rule wins nowhere, and nothing is written; 2: the file is wrong, or the tool cannot do it.
+    """
+    from autoprec.files import write_text
+    from autoprec.graph.uses import uses_of
+    from autoprec.policy import resolve
+    from autoprec.runtime.export import float8_module_filter, fsdp2_policies
+    from autoprec.runtime.export_module import Origin, float8_module, fsdp2_module
+
+    device = _kind(device)
+    policy = _read(file, device)
+    recording = _recording(workload, device)
+    findings = _findings(file, resolve(policy, recording.op_graph.sites()))
+    for finding in findings:
+        typer.echo(finding, err=True)
+    if findings:
+        raise typer.Exit(1)
+    origin = Origin(policy=policy.name, file=file, workload=workload, graph=recording.op_graph.fingerprint())
+    uses = uses_of(recording.op_graph)
+    if to is Target.FSDP2:
+        fsdp2 = fsdp2_policies(recording.model, policy, uses)
+        text, left_out = fsdp2_module(fsdp2, origin), len(fsdp2.unexpressed)
+    else:
+        float8 = float8_module_filter(recording.model, policy, uses)
+        text, left_out = float8_module(float8, origin), len(float8.unexpressed)
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    write_text(out, text)
+    typer.echo(f"{out}: {file} for {to.value}; left out, and listed in its docstring: {left_out}")
+
+
 def _kind(device: str) -> str:
     """Return the kind of device that is meant; `auto` is asked of torch."""
     if device != "auto":
@@ -157,12 +208,12 @@ def _read(file: str, device: str) -> "Policy":
     raise PolicyFileError(f"{file}: there is no such policy file, and no such preset; presets: {', '.join(names)}")
 
 
-def _op_graph(workload: str, device: str) -> "OpGraph":
+def _recording(workload: str, device: str) -> "Recording":
     from autoprec.capture import record
     from autoprec.workload import load
 
     with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
-        return record(load(workload).workload, device=device).op_graph
+        return record(load(workload).workload, device=device)
 
 
 def _findings(file: str, resolved: "ResolvedPolicy") -> list[str]:

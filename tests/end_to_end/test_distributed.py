@@ -456,6 +456,64 @@ def test_an_exported_policy_shards_in_the_formats_of_the_policy(ranks: TwoRanks)
         assert (output, gradients) == (high, {high})
 
 
+class Tied(nn.Module):
+    """Reads the weight of a child that never runs, and one weight in two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.first, self.between, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.last.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.attention(x, x, x, need_weights=False)[0]
+        y: torch.Tensor = self.last(self.between(self.first(x)).float())  # by hand, as the export says
+        return y
+
+
+def tied_batch() -> torch.Tensor:
+    return torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+
+
+def fsdp_by_file(rank: int, text: str) -> Any:
+    """Shard as a written module says; return dtypes of outputs, and the gradients of a step, whole."""
+    torch.manual_seed(0)
+    model, seen = Tied(), {}
+    made: dict[str, Any] = {}
+    exec(text, made)
+    assert made["shard"](model, reshard_after_forward=True) is model
+    for name in ("attention", "between", "last"):
+        hook = lambda _, args, y, name=name: seen.update({name: (y[0] if isinstance(y, tuple) else y).dtype})  # noqa: E731
+        model.get_submodule(name).register_forward_hook(hook)
+    model(tied_batch()).square().mean().backward()
+    return seen, {name: value for name, value in state_of(model).items() if name.endswith(".grad")}
+
+
+def test_a_written_module_shards_what_belongs_together_as_one(ranks: TwoRanks) -> None:
+    from autoprec.capture import record
+    from autoprec.graph.uses import uses_of
+    from autoprec.runtime.export import fsdp2_policies
+    from autoprec.runtime.export_module import Origin, fsdp2_module
+
+    workload = autoprec.Workload(
+        model=Tied, batches=lambda: [tied_batch()], loss=lambda model, x: model(x).square().mean()
+    )
+    recording = record(workload)
+    rules = (("attention.out_proj", "fp16"), ("between", "bf16"), ("*", "fp32"))
+    policy = Policy(name="e", rules=tuple(Rule(sites=sites, format=name) for sites, name in rules))
+    export = fsdp2_policies(recording.model, policy, uses_of(recording.op_graph))
+    text = fsdp2_module(export, Origin(policy="e", file="e.yaml", workload="net.py", graph="0"))
+    torch.manual_seed(0)
+    alone = Tied()
+    low = {name: value.bfloat16() for name, value in alone.between.named_parameters()}
+    alone.between.forward = lambda x: torch.func.functional_call(nn.Linear(8, 8), low, (x.bfloat16(),))  # type: ignore[method-assign]
+    alone(tied_batch()).square().mean().backward()
+    wanted = {name: value for name, value in state_of(alone).items() if name.endswith(".grad")}
+    for seen, gradients in ranks.run(fsdp_by_file, text):
+        assert seen == {"attention": torch.float32, "between": torch.bfloat16, "last": torch.float32}
+        assert differing(gradients, wanted) == []
+
+
 def fsdp_scaled(rank: int) -> Any:
     """Overflow on rank 1 in the second of four steps, under FSDP."""
     torch.manual_seed(0)

@@ -246,3 +246,49 @@ def test_trace_of_no_file(folder, capsys):
     code, out, err = _run(capsys, "trace", "net.py", "--policy", "none.yaml", "--device", "cpu")
     assert (code, out) == (2, "")
     assert "none.yaml: there is no such policy file" in err
+
+
+def test_export_prints_a_module_for_fsdp2(folder, capsys):
+    code, out, err = _run(capsys, "export", "good.yaml", "net.py", "--to", "fsdp2")
+    assert (code, err) == (0, "")
+    assert out.startswith('"""Shard a model with FSDP2')
+    assert 'from policy "good" (good.yaml) on net.py, graph ' in out
+    assert '    ("inner", torch.bfloat16, torch.float32, None),\n    ("head", torch.float32' in out
+    assert '- rule "*" (fp32): it covers sites that read no parameters, as :softmax#0: they run in' in out
+    made = {}
+    exec(out, made)
+    assert callable(made["shard"])
+
+
+def test_export_writes_a_module_for_torchao(folder, capsys):
+    wide = WORKLOAD.replace("(4, 4)", "(16, 16)").replace("(4, 2)", "(16, 16)").replace("(2, 4)", "(2, 16)")
+    (folder / "wide.py").write_text(wide, encoding="utf-8")
+    text = GOOD.replace('"inner", format: bf16', '"inner:linear", format: fp8_e4m3')
+    (folder / "fp8.yaml").write_text(text.replace("rules:", "float8: {scaling: rowwise}\nrules:"), encoding="utf-8")
+    code, out, err = _run(capsys, "export", "fp8.yaml", "wide.py", "--to", "torchao-float8", "--out", "made.py")
+    assert (code, err) == (0, "")
+    assert out == "made.py: fp8.yaml for torchao-float8; left out, and listed in its docstring: 1\n"
+    made = (folder / "made.py").read_text(encoding="utf-8")
+    assert 'RECIPE = "rowwise"\nMODULES = (\n    "inner",\n)\n' in made
+    assert "import autoprec" not in made
+
+
+def test_export_refuses_what_check_refuses_and_what_the_tool_cannot_do(folder, capsys):
+    assert _run(capsys, "export", "dead.yaml", "net.py", "--to", "fsdp2", "--out", "made.py") == (
+        1,
+        "",
+        'dead.yaml:4: rule 1 "iner" matches no site; nearest: "inner" (1 site)\n',
+    )
+    assert not (folder / "made.py").exists()
+    code, out, err = _run(capsys, "export", "good.yaml", "net.py", "--to", "torchao-float8")
+    assert (code, out) == (2, "")
+    assert err.startswith('error: export of policy "good" to torchao-float8: no linear would run in fp8_e4m3: no rule')
+    code, _, err = _run(capsys, "export", "fp8-matmul", "net.py", "--to", "fsdp2")
+    assert code == 2
+    assert 'module "inner" runs in fp8_e4m3; FSDP2 gathers parameters in fp32, bf16 or fp16' in err
+    code, _, err = _run(capsys, "export", "good.yaml", "net.py", "--to", "fsdp3")
+    assert code == 2
+    assert "'fsdp3' is not one of 'fsdp2', 'torchao-float8'" in err
+    code, _, err = _run(capsys, "export", "good.yaml", "net.py", "--to", "fsdp2", "--out", "none/made.py")
+    assert code == 2
+    assert "cannot write none/made.py" in err

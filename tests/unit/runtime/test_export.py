@@ -1,13 +1,14 @@
 """Exports of a policy: what they choose, and that they say what they leave out of this policy."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from autoprec.errors import PolicyError
-from autoprec.policy import LossScale, Parameters, Policy, Rule
+from autoprec.policy import Float8, LossScale, Parameters, Policy, Rule
 from autoprec.runtime.export import float8_module_filter, fsdp2_policies
 
 
@@ -48,7 +49,8 @@ def test_a_uniform_policy_is_one_unit() -> None:
     assert export.unexpressed == (
         'norm parameters of "blocks.0.norm" and 1 more are gathered in bf16; apply() keeps them as stored and casts '
         "the activation alone",
-        'rule "*" (bf16) covers functional ops too, as in the root and 3 more: they run in whatever dtype reaches them',
+        'rule "*" (bf16): it covers functional ops too, as in the root and 3 more: they run in whatever dtype '
+        "reaches them",
     )
     assert fsdp2_policies(Net(), policy(("*", "bf16"), outputs="computed")).policies[""].output_dtype is None
 
@@ -93,18 +95,47 @@ def test_a_rule_that_is_not_about_parameters_is_told(rule: tuple[str, str], reas
     assert re.match(reason, told)
 
 
-def test_settings_beside_the_rules_are_told() -> None:
-    rules = policy(
-        ("*", "fp32"),
-        float32_matmul="bf16",
-        loss_scale=LossScale(kind="static", initial=8.0),
-        parameters=Parameters(storage="bf16"),
-    )
-    assert [text.partition(":")[0] for text in fsdp2_policies(Net(), rules).unexpressed] == [
-        "float32_matmul",
-        "loss_scale",
-        "parameters",
-    ]
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"float32_matmul": "bf16"}, ["float32_matmul: bf16"]),
+        ({"loss_scale": LossScale(kind="static", initial=8.0)}, ["loss_scale: static, initial 8"]),
+        (
+            {"parameters": Parameters(storage="bf16", master="fp32", gradients="storage", keep=("*.bias",))},
+            [
+                "parameters.storage: bf16",
+                "parameters.keep: *.bias",
+                "parameters.master: fp32",
+                "parameters.gradients: storage",
+            ],
+        ),
+        (
+            {"parameters": Parameters(storage="bf16", rounding="stochastic")},
+            ["parameters.storage: bf16", "parameters.rounding: stochastic"],
+        ),
+        ({"parameters": Parameters(optimizer_state="8bit")}, ["parameters.optimizer_state: 8bit"]),
+    ],
+)
+def test_settings_beside_the_rules_are_told(settings: dict[str, Any], told: list[str]) -> None:
+    rules = policy(("*", "fp32"), **settings)
+    for export in (fsdp2_policies(Net(), rules), float8_module_filter(Net(), rules)):
+        assert [text.rpartition(": ")[0] for text in export.unexpressed] == told
+
+
+def test_the_scaling_of_fp8_is_the_recipe_of_torchao_and_nothing_to_fsdp2() -> None:
+    rules = policy(("*", "fp32"), float8=Float8(scaling="rowwise"))
+    assert fsdp2_policies(Net(), rules).unexpressed == ("float8: {scaling: rowwise}: FSDP2 multiplies nothing in fp8",)
+    assert float8_module_filter(Net(), rules).recipe == "rowwise"
+    assert float8_module_filter(Net(), policy(("*", "fp32"))).recipe == "tensorwise"
+
+
+@pytest.mark.parametrize("name", ["tf32", "fp32_bf16", "fp32_ieee"])
+@pytest.mark.parametrize("rules", [[("head:linear", ""), ("*", "fp32")], [("*", "")]])
+def test_a_precision_inside_fp32_matmuls_is_told_wherever_it_stands(name: str, rules: list[tuple[str, str]]) -> None:
+    export = fsdp2_policies(Net(), policy(*((sites, fixed or name) for sites, fixed in rules)))
+    assert {each.param_dtype for each in export.policies.values()} == {torch.float32}
+    (told,) = export.unexpressed
+    assert told.startswith(f'rule "{rules[0][0]}" ({name}): the precision inside FP32 matmuls is a setting of torch')
 
 
 def test_fp8_is_not_for_fsdp2() -> None:
