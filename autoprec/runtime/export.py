@@ -162,12 +162,16 @@ def _settings(policy: Policy) -> Iterator[str]:
 
 
 def _rules(model: nn.Module, policy: Policy, formats: Mapping[str, str]) -> Iterator[str]:
-    """Yield the rules whose sites are not the ones that use a module's parameters."""
+    """Yield the rules whose sites are not the ones that use a module's parameters, those alike in one sentence."""
     modules = dict(model.named_modules())
+    alike: dict[tuple[str, str], list[str]] = {}
     for rule in policy.rules[:-1]:
         reason = _unexpressed(rule, modules, policy, formats)
         if reason:
-            yield f'rule "{rule.sites}" ({rule.format}): {reason}'
+            alike.setdefault((rule.format, reason), []).append(rule.sites)
+    for (name, reason), sites in alike.items():
+        rules = f'rule "{sites[0]}"' if len(sites) == 1 else f'{len(sites)} rules such as "{sites[0]}"'
+        yield f"{rules} ({name}): {reason}"
     last = policy.rules[-1]
     caught = len(policy.rules) - 1
     bare = [path for path in modules if path not in formats and policy.format_of(Site(path, "add", 0))[1] == caught]
