@@ -278,7 +278,7 @@ def test_two_optimizers_one_after_the_other_are_refused() -> None:
     with pytest.raises(ScalingError, match=r"step together, precision.step\(one, other\)"):
         precision.step(other)
     for wrong in ((), (one, one)):
-        with pytest.raises(ScalingError, match="give each optimizer once"):
+        with pytest.raises(ScalingError, match=r"no optimizer was given|give each once"):
             precision.step(*wrong)
 
 
