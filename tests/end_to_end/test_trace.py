@@ -9,7 +9,13 @@ from autoprec.policy import preset_names
 from tests.tiny_models import MODELS
 
 TRACED = ("GPT-2", "BERT", "T5", "Llama", "Mamba", "ViT", "ConvNeXt", "CNN")
-FORMATS = {"autocast-bf16": "bf16", "autocast-fp16": "fp16", "low-bf16": "bf16"}
+FORMATS = {
+    "bf16-master": "bf16",
+    "bf16-stochastic": "bf16",
+    "autocast-bf16": "bf16",
+    "autocast-fp16": "fp16",
+    "low-bf16": "bf16",
+}
 EXEMPT = (
     "torch's own kernel casts to fp32",
     "left alone: no_grad",
