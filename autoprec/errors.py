@@ -69,3 +69,9 @@ class RecordError(AutoprecError):
 
 class OutputError(AutoprecError):
     """A result that cannot be written: full disk, read-only folder, missing parent."""
+
+
+def a_or_an(value: object) -> str:
+    """Return what a value is, for a message: `an int`, `a Tensor`."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.files import check_writable
-from autoprec.policy import load_policy
+from autoprec.policy import policy_or_preset, rule_lines
 from autoprec.records import save_record
 from autoprec.records.run import RunRecord
 from autoprec.runtime.device import describe
@@ -80,14 +80,16 @@ def bench(options: BenchOptions, observer: Observer | None = None) -> RunRecord:
     watch = observer or Observer()
     started = time.monotonic()
     device = describe(options.device)
-    policy = load_policy(options.policy)
+    policy = policy_or_preset(options.policy, str(device.kind))
+    policy_file = str(options.policy) if options.policy.exists() else None
+    lines = rule_lines(options.policy) if policy_file else ()
     loaded = load(options.workload)
     run_dir = options.run_dir or Path("runs") / loaded.name
     check_writable(run_dir)
     with watch:
         watch.stage("recording")
         subject = record_and_mark(loaded, device, None, options.seed)
-        check_fits(policy, subject)
+        check_fits(policy, subject, policy_file, lines)
         watch.stage("fp32")
         objective, _ = train_fp32(subject, horizon=options.horizon, budget_s=0.0)
         watch.stage("baselines and the policy")

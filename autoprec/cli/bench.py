@@ -12,7 +12,7 @@ import typer
 def bench(
     *,
     workload: Annotated[str, typer.Argument(help="The training run: file.py or file.py:name.")],
-    policy: Annotated[Path, typer.Option(help="Policy file to measure.")],
+    policy: Annotated[Path, typer.Option(help="Policy file to measure, or the name of a preset.")],
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for bench.json; default: runs/ and the workload's name.")
     ] = None,

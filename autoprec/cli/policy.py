@@ -44,7 +44,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing els
 
 
 @app.command()
-def check(file: File, workload: Workload = None, *, device: Device = "cpu") -> None:
+def check(file: File, workload: Workload = None, *, device: Device = "cpu", as_json: AsJson = False) -> None:
     """Check that a policy is well formed and, on a workload, that every rule wins somewhere.
 
     Exit 0: fine; 1: a rule wins nowhere, or FP8 kernels do not take a shape; 2: the file is wrong.
@@ -52,6 +52,9 @@ def check(file: File, workload: Workload = None, *, device: Device = "cpu") -> N
     device = _kind(device)
     policy = _read(file, device)
     if workload is None:
+        if as_json:
+            _print_json(_check_plain(policy, None, (), ()))
+            return
         formats = ", ".join(dict.fromkeys(rule.format for rule in policy.rules))
         rules = f"{len(policy.rules)} rule{'s' * (len(policy.rules) != 1)}"
         typer.echo(f'{file}: policy "{policy.name}" is well formed: {rules}, formats {formats}')
@@ -64,12 +67,16 @@ def check(file: File, workload: Workload = None, *, device: Device = "cpu") -> N
     info.require(policy)
     op_graph = _recording(workload, device).op_graph
     resolved = resolve(policy, op_graph.sites())
-    _draw(_resolution_table(resolved))
-    for name in info.emulates(policy):
-        typer.echo(f"{name} is emulated on {info.name}: its fidelity can be measured, its speed cannot")
+    emulated = info.emulates(policy)
     findings = [*_findings(file, resolved), *(f"{file}: {fault}" for fault in float8_faults(resolved, op_graph))]
-    for finding in findings:
-        typer.echo(finding)
+    if as_json:
+        _print_json(_check_plain(policy, resolved, emulated, findings))
+    else:
+        _draw(_resolution_table(resolved, with_dead=Path(file).exists()))
+        for name in emulated:
+            typer.echo(f"{name} is emulated on {info.name}: its fidelity can be measured, its speed cannot")
+        for finding in findings:
+            typer.echo(finding)
     if findings:
         raise typer.Exit(1)
 
@@ -197,15 +204,9 @@ def _kind(device: str) -> str:
 
 def _read(file: str, device: str) -> "Policy":
     """Return the policy in a file, or the preset of that name; a file wins."""
-    from autoprec.errors import PolicyFileError
-    from autoprec.policy import load_policy, preset, preset_names
+    from autoprec.policy import policy_or_preset
 
-    names = preset_names(device)
-    if Path(file).exists():
-        return load_policy(file)
-    if file in names:
-        return preset(file, device)
-    raise PolicyFileError(f"{file}: there is no such policy file, and no such preset; presets: {', '.join(names)}")
+    return policy_or_preset(file, device)
 
 
 def _recording(workload: str, device: str) -> "Recording":
@@ -226,10 +227,11 @@ def _findings(file: str, resolved: "ResolvedPolicy") -> list[str]:
     return [f"{file}:{lines[index]}: {resolved.explain_dead(index)}" for index in resolved.dead_rules]
 
 
-def _resolution_table(resolved: "ResolvedPolicy") -> "Table":
+def _resolution_table(resolved: "ResolvedPolicy", *, with_dead: bool) -> "Table":
     rows = [
         (str(index + 1), rule.sites, rule.format, str(len(sites)), str(sites[0]) if sites else "")
         for index, (rule, sites) in enumerate(zip(resolved.policy.rules, resolved.sites_of_rule, strict=True))
+        if sites or with_dead
     ]
     title = f"{len(resolved.winners)} sites"
     return _table(title, ("#", "sites", "format", "wins", "for example"), rows)
@@ -249,6 +251,24 @@ def _draw_diff(a: str, b: str, found: "PolicyDiff", *, with_sites: bool) -> None
         rows = [(str(item.site), item.a.format, item.b.format, item.a.sites, item.b.sites) for item in found.sites]
         columns = ("site", "format a", "format b", "rule a", "rule b")
         _draw(_table(f"{len(rows)} sites run in another format", columns, rows))
+
+
+def _check_plain(
+    policy: "Policy", resolved: "ResolvedPolicy | None", emulated: "Sequence[str]", findings: "Sequence[str]"
+) -> dict[str, Any]:
+    """Return what a check found; the rules have no `num_sites` where no workload is given."""
+    wins = [None] * len(policy.rules) if resolved is None else [len(sites) for sites in resolved.sites_of_rule]
+    return {
+        "schema_version": _SCHEMA_VERSION,
+        "policy": policy.name,
+        "num_sites": None if resolved is None else len(resolved.winners),
+        "rules": [
+            {"sites": rule.sites, "format": rule.format, "num_sites": num}
+            for rule, num in zip(policy.rules, wins, strict=True)
+        ],
+        "emulated": list(emulated),
+        "findings": list(findings),
+    }
 
 
 def _diff_plain(a: "Policy", b: "Policy", found: "PolicyDiff") -> dict[str, Any]:

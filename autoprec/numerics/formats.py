@@ -121,7 +121,9 @@ def format_named(name: str) -> Format:
         similarity = {known: difflib.SequenceMatcher(a=str(name), b=known).ratio() for known in FORMATS}
         # Of equally similar ones that with the same first letter: float16 is fp16 rather than bf16.
         nearest = max(FORMATS, key=lambda known: (similarity[known], str(name).startswith(known[0])))
-        hint = f'; nearest: "{nearest}"' if similarity[nearest] >= 0.4 else ""
+        begun = [known for known in FORMATS if name and known.startswith(str(name))]
+        near = " or ".join(f'"{known}"' for known in begun) or (f'"{nearest}"' if similarity[nearest] >= 0.4 else "")
+        hint = f"; nearest: {near}" if near else ""
         raise FormatError(f'"{name}" is not a format; formats: {", ".join(FORMATS)}{hint}')
     return row
 

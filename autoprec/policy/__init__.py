@@ -6,6 +6,7 @@
 
 from autoprec.policy.diff import PolicyDiff, RuleDifference, SettingDifference, SiteDifference, diff
 from autoprec.policy.file import SCHEMA, dump_policy, load_policy, rule_lines, save_policy, to_plain
+from autoprec.policy.given import policy_or_preset
 from autoprec.policy.parameters import Gradients, Master, OptimizerState, Parameters, Rounding, Storage
 from autoprec.policy.pattern import SitePattern, anchored, pattern_of
 from autoprec.policy.policy import (
@@ -24,7 +25,7 @@ from autoprec.policy.policy import (
     Scaling,
 )
 from autoprec.policy.presets import preset, preset_names
-from autoprec.policy.resolve import ResolvedPolicy, nearest_patterns, resolve
+from autoprec.policy.resolve import ResolvedPolicy, hint_of_op, nearest_patterns, resolve
 
 __all__ = [
     "AS_GIVEN",
@@ -56,9 +57,11 @@ __all__ = [
     "anchored",
     "diff",
     "dump_policy",
+    "hint_of_op",
     "load_policy",
     "nearest_patterns",
     "pattern_of",
+    "policy_or_preset",
     "preset",
     "preset_names",
     "resolve",

@@ -11,7 +11,7 @@ from autoprec.errors import FormatError, PolicyError
 from autoprec.graph.site import Site
 from autoprec.numerics import FORMATS, format_named
 from autoprec.ops import CATALOG, FLOAT8_OPS
-from autoprec.policy.checks import check_choice, check_text
+from autoprec.policy.checks import check_choice, check_kind, check_text
 from autoprec.policy.parameters import Parameters
 from autoprec.policy.pattern import SitePattern
 
@@ -36,6 +36,14 @@ _DEVICE_KEYS = ("kind", "name")
 
 def _rebuilt(state: dict[str, Any]) -> "Policy":
     return Policy(**state)
+
+
+def _tuple_of_rules(name: str, rules: Any) -> "tuple[Rule, ...]":
+    if not isinstance(rules, (tuple, list)):
+        raise PolicyError(f'policy "{name}": rules is {rules!r}; allowed: a tuple of autoprec.Rule')
+    for index, rule in enumerate(rules):
+        check_kind(f'policy "{name}": rules[{index}]', rule, Rule)
+    return tuple(rules)
 
 
 def _check_rules(name: str, rules: "tuple[Rule, ...]") -> None:
@@ -200,7 +208,14 @@ class Policy:
     def __post_init__(self) -> None:
         """Check the fields and freeze the containers."""
         check_text("name", self.name)
-        object.__setattr__(self, "rules", tuple(self.rules))
+        object.__setattr__(self, "rules", _tuple_of_rules(self.name, self.rules))
+        for name, kind in (
+            ("parameters", Parameters),
+            ("float8", Float8),
+            ("loss_scale", LossScale),
+            ("fallback", Rule),
+        ):
+            check_kind(name, getattr(self, name), kind)
         _check_rules(self.name, self.rules)
         for key, value in self.device.items():
             check_choice("device key", key, _DEVICE_KEYS)

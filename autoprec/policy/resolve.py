@@ -3,12 +3,13 @@
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from autoprec.errors import PolicyError
 from autoprec.graph.site import Site
+from autoprec.ops import CATALOG, canonical_name
 from autoprec.policy.pattern import SitePattern
 from autoprec.policy.policy import Policy, Rule
 
@@ -62,13 +63,16 @@ class ResolvedPolicy:
             )
             return f'rule {index + 1} "{text}" wins no site: earlier rules take them: {taken}; move it up or delete it'
         near = ", ".join(f'"{glob}" ({_sites(count)})' for glob, count in nearest_patterns(text, self.winners))
-        return f'rule {index + 1} "{text}" matches no site; nearest: {near or "none"}'
+        hint = hint_of_op(text)
+        nearest = f"; nearest: {near or 'none'}" if near or not hint else ""
+        return f'rule {index + 1} "{text}" matches no site{nearest}{hint}'
 
-    def check_alive(self) -> None:
-        """Raise `PolicyError` if a rule wins nowhere, naming it and the nearest sites."""
+    def check_alive(self, file: str | None = None, lines: Sequence[int] = ()) -> None:
+        """Raise `PolicyError` if a rule wins nowhere, naming it and the nearest sites, and its line in `file`."""
         if self.dead_rules:
-            reasons = "\n".join(self.explain_dead(index) for index in self.dead_rules)
-            raise PolicyError(f'policy "{self.policy.name}": {reasons}')
+            places = {index: f"{file}:{lines[index]}: " if file else "" for index in self.dead_rules}
+            reasons = "\n".join(places[index] + self.explain_dead(index) for index in self.dead_rules)
+            raise PolicyError(reasons if file else f'policy "{self.policy.name}": {reasons}')
 
     def without_dead_rules(self) -> Policy:
         """Return the same policy for these sites with only the rules that win somewhere, and the last one."""
@@ -80,6 +84,12 @@ def resolve(policy: Policy, sites: Iterable[Site]) -> ResolvedPolicy:
     """Return the winning rule of every site."""
     winners = {site: policy.format_of(site)[1] for site in sites}
     return ResolvedPolicy(policy=policy, winners=MappingProxyType(winners))
+
+
+def hint_of_op(text: str) -> str:
+    """Return what to write for a pattern that is the name of an op and stands where a module is looked for."""
+    op = canonical_name(text)
+    return f'; to name the op write "*:{op}"' if op in CATALOG and CATALOG[op].is_site else ""
 
 
 def nearest_patterns(text: str, sites: Iterable[Site], n: int = 3) -> tuple[tuple[str, int], ...]:

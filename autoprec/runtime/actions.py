@@ -46,9 +46,10 @@ def _executor(name: str, policy: Policy, device: str) -> Executor:
         return Float8Matmul(product=float8_product(policy.float8.scaling, emulated=name in emulated_formats(device)))
     precision, allowed = INSIDE_FP32[name], supported(device)
     if precision not in allowed:
+        words = [word for word, inside in INSIDE_FP32.items() if inside in allowed]
         raise DeviceError(
             f'policy "{policy.name}" has a rule with format {name}, and "{precision}" inside FP32 matmuls changes '
-            f"nothing on this {device} device; it supports: {', '.join(allowed)}"
+            f"nothing on this {device} device; formats with an effect there: fp32, {', '.join(words)}"
         )
     put_back_after_failures()
     return InsideFp32(kind=device, precision=precision)

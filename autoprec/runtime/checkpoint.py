@@ -53,8 +53,8 @@ def load(state: Mapping[str, Any], policy: Policy, scaler: BoundedGradScaler, st
         scaler.load_state_dict(state["scaler"])
 
 
-def _check_state(state: Mapping[str, Any]) -> None:
-    if "schema" not in state:
+def _check_state(state: object) -> None:
+    if not isinstance(state, Mapping) or "schema" not in state:
         raise ApplyError("load_state_dict: this is not what Precision.state_dict() returned; save and load that")
     if state["schema"] != SCHEMA:
         raise ApplyError(

@@ -1,6 +1,7 @@
 """Replacing `forward` of single modules, so that it can be undone and survives `copy.deepcopy`."""
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,11 @@ def replace_forward(module: nn.Module, replacement: Callable[..., Any]) -> None:
     """
     own = module.__dict__.get("forward")
     functools.update_wrapper(replacement, type(module).forward if own is None else own)
+    if own is not None:  # it takes no module: what is bound takes one more argument than it shows
+        shown = inspect.signature(own)
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        arguments = [each.replace(kind=max(each.kind, first.kind)) for each in shown.parameters.values()]
+        setattr(replacement, "__signature__", shown.replace(parameters=[first, *arguments]))  # noqa: B010
     setattr(replacement, _REPLACEMENT, True)
     if own is not None:
         module.__dict__[_OWN] = own

@@ -1,15 +1,14 @@
 """`apply`: install a policy in a module, in place and reversibly."""
 
 import difflib
-from os import PathLike, fspath
-from pathlib import Path
+from os import PathLike
 
 import torch
 from torch import nn
 
-from autoprec.errors import ApplyError
+from autoprec.errors import ApplyError, a_or_an
 from autoprec.graph.site import LOSS_MODULE
-from autoprec.policy import Policy, SitePattern, load_policy, preset, preset_names
+from autoprec.policy import Policy, SitePattern, hint_of_op, policy_or_preset
 from autoprec.runtime.forwards import is_replaced
 from autoprec.runtime.precision import APPLIED, Precision
 from autoprec.runtime.wrappers import check_wrappers
@@ -41,13 +40,17 @@ def apply(model: nn.Module, policy: Policy | str | PathLike[str]) -> Precision:
 def _policy(policy: Policy | str | PathLike[str], device: str) -> Policy:
     if isinstance(policy, Policy):
         return policy
-    if fspath(policy) in preset_names(device) and not Path(policy).exists():
-        return preset(fspath(policy), device)
-    return load_policy(policy)
+    if not isinstance(policy, (str, PathLike)):
+        raise ApplyError(
+            f"apply: the policy is {policy!r}; allowed: a policy file, the name of a preset, or an autoprec.Policy"
+        )
+    return policy_or_preset(policy, device)
 
 
 def _check_model(model: nn.Module) -> None:
     """Refuse a model that no policy can be installed in, or not again."""
+    if not isinstance(model, nn.Module):
+        raise ApplyError(f"apply: the model is {a_or_an(model)}; write apply(model, policy) with a torch.nn.Module")
     for path, module in model.named_modules():
         if is_replaced(module) or APPLIED in module.__dict__:
             found = module.__dict__.get(APPLIED)
@@ -86,9 +89,11 @@ def _check_modules(policy: Policy, model: nn.Module) -> None:
     for rule in policy.rules:
         pattern = SitePattern(rule.sites)
         if not any(pattern.matches_module(path) for path in paths):
-            near = difflib.get_close_matches(rule.sites.split(":")[0], paths, n=3, cutoff=0.4)
-            names = ", ".join(f'"{name}"' for name in near) or "none"
+            near = difflib.get_close_matches(rule.sites.split(":")[0], paths[1:], n=3, cutoff=0.4)
+            what = "nearest modules" if near else "its modules"
+            names = ", ".join(f'"{name}"' for name in near or [path for path in paths[1:] if path][:5]) or "none"
             raise ApplyError(
                 f'apply: rule "{rule.sites}" of policy "{policy.name}" matches no module of this '
-                f"{type(model).__name__}; nearest modules: {names}; mend the rule, or tune this model anew"
+                f"{type(model).__name__}; {what}: {names}{hint_of_op(rule.sites)}; "
+                "mend the rule, or tune this model anew"
             )

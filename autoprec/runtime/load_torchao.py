@@ -23,7 +23,7 @@ def load_torchao(module: str, needed_for: str) -> ModuleType:
             return importlib.import_module(module)
     except ImportError as error:
         raise ApplyError(
-            f'{needed_for} needs {module}, which cannot be imported ({error}); pip install "autoprec[torchao]"'
+            f"{needed_for} needs {module}, which cannot be imported ({error}); pip install torchao"
         ) from error
 
 

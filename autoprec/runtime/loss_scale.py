@@ -1,10 +1,12 @@
 """Loss scaling on `torch.amp.GradScaler`, with the bounds a policy sets and an eye on the order of calls."""
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.amp.grad_scaler import OptState
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoprec.errors import ScalingError
 from autoprec.policy import LossScale
@@ -19,6 +21,18 @@ _TWO_LINES = """
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the optimizer unscales and skips by itself, so that nobody waits to know whether it stepped."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def _refuse_steps_beside(scaler: "BoundedGradScaler") -> None:
+    """Have the scaler, as long as it lives, look at every optimizer that steps."""
+    reference = weakref.ref(scaler)
+
+    def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001 torch's signature
+        alive = reference()
+        if alive is not None and not torch.compiler.is_compiling():
+            alive.check_step_beside(optimizer)
+
+    weakref.finalize(scaler, register_optimizer_step_pre_hook(check).remove)
 
 
 class BoundedGradScaler(torch.amp.GradScaler):
@@ -46,6 +60,9 @@ class BoundedGradScaler(torch.amp.GradScaler):
         bounds = (loss_scale.initial, loss_scale.initial) if static else (loss_scale.minimum, loss_scale.maximum)
         self._minimum, self._maximum = bounds
         self._gradients = None if parameters is None or not self._enabled else ScaledGradients(parameters)
+        self._steps = False
+        if self._gradients is not None:
+            _refuse_steps_beside(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_gradients": None}
@@ -72,7 +89,11 @@ class BoundedGradScaler(torch.amp.GradScaler):
         """Step the optimizer unless its gradients are not finite, as `GradScaler.step` does."""
         if is_fused(optimizer):  # for others torch calls unscale_ above
             self._check_order("step", optimizer)
-        result = super().step(optimizer, *args, **kwargs)
+        self._steps = True
+        try:
+            result = super().step(optimizer, *args, **kwargs)
+        finally:
+            self._steps = False
         if self._gradients is not None:
             self._gradients.note_stepped(optimizer)
         return result
@@ -99,6 +120,16 @@ class BoundedGradScaler(torch.amp.GradScaler):
     def scale_now(self) -> torch.Tensor | None:
         """Return a copy of the scale as a tensor, which waits for no device; None if scaling is off or not begun."""
         return self._scale.clone() if self._enabled and self._scale is not None else None
+
+    def check_step_beside(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise `ScalingError` if the optimizer steps past this scaler on gradients that are still scaled."""
+        if self._steps or self._gradients is None or self.is_unscaled(optimizer):
+            return
+        if self._gradients.is_scaled and self._gradients.holds(optimizer):
+            raise ScalingError(
+                f"{type(optimizer).__name__}.step: its gradients are still multiplied by the loss scale; "
+                f"write{_TWO_LINES}or call precision.scaler.step(optimizer) and precision.scaler.update()"
+            )
 
     def accept_gradients(self) -> None:
         """Take gradients that were changed while scaled for good: an average of them, say, or an all-reduce by hand."""

@@ -1,5 +1,6 @@
 """One forward and backward of an applied model under observation, after which the run goes on as if it had not been."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any, TypeAlias
@@ -8,9 +9,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autoprec.errors import TraceError
+from autoprec.errors import TraceError, a_or_an
 from autoprec.graph.site import LOSS_MODULE
+from autoprec.runtime.forwards import is_replaced, original_forward
 from autoprec.runtime.precision import Precision
+from autoprec.runtime.running import RUNNING
 from autoprec.runtime.undisturbed import Undisturbed, leaves_behind
 from autoprec.runtime.watch import Probe, Watch
 
@@ -57,9 +60,11 @@ def default_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     A mapping is given as keywords, a tuple or list as arguments, anything else as the one argument.
     """
     if isinstance(batch, Mapping):
-        output = model(**batch)
+        args, kwargs = (), dict(batch)
     else:
-        output = model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+        args, kwargs = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,), {}
+    _check_takes(model, args, kwargs)
+    output = model(*args, **kwargs)
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(found, torch.Tensor):
         return found
@@ -74,9 +79,21 @@ def default_loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return torch.stack(differentiable).sum() if len(differentiable) > 1 else differentiable[0]
 
 
+def _check_takes(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a batch that is not what the model is called with: it has a target too, say."""
+    signature = inspect.signature(original_forward(model) if is_replaced(model) else model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TraceError(
+            f"{type(model).__name__}.forward{signature} cannot be called with the batch alone ({error}); give "
+            "loss=..., a function (model, batch), such as lambda model, batch: loss_fn(model(batch[0]), batch[1])"
+        ) from error
+
+
 def _check_loss(what: str, value: Any) -> None:
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
-        found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+        found = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else a_or_an(value)
         if isinstance(value, torch.Tensor) and value.numel() == 1:
             found = "a tensor that does not require grad"
         raise TraceError(f"{what}: the loss is {found}; it must be a scalar tensor that requires grad")
@@ -86,6 +103,11 @@ def _refuse(what: str, precision: Precision) -> None:
     """Refuse what cannot be watched from below: compiled modules, and a precision that was taken out again."""
     if not precision.is_installed:
         raise TraceError(f'{what}: policy "{precision.policy.name}" is not installed any more; apply it again first')
+    if RUNNING.mode is not None:
+        raise TraceError(
+            f"{what}: called inside `with precision.loss()` or a forward, whose ops would hide the step's own; call it "
+            "outside, the loss code as loss=..., a function (model, batch)"
+        )
     for path, module in precision.model.named_modules():
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise TraceError(

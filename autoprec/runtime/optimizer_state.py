@@ -1,13 +1,13 @@
 """Optimizer state in bf16 or 8 bit, on `torchao.optim`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch.optim import Adam, AdamW, Optimizer
 
-from autoprec.errors import ApplyError
+from autoprec.errors import ApplyError, a_or_an
 from autoprec.policy import Policy
 from autoprec.runtime.load_torchao import load_torchao
 from autoprec.runtime.optimizer_step import LOW_STATE
@@ -32,7 +32,7 @@ def with_state_of(policy: Policy, optimizer: Optimizer) -> Optimizer:
     """
     wanted = policy.parameters.optimizer_state
     if not isinstance(optimizer, Optimizer):
-        raise ApplyError(f"precision.optimizer: got a {type(optimizer).__name__}; give it a torch.optim.Optimizer")
+        raise ApplyError(f"precision.optimizer: got {a_or_an(optimizer)}; give it a torch.optim.Optimizer")
     if wanted == "fp32":
         return optimizer
     _check(optimizer, wanted)
@@ -43,6 +43,21 @@ def with_state_of(policy: Policy, optimizer: Optimizer) -> Optimizer:
     ]
     made: Optimizer = (kind if wanted == "8bit" else _bf16_of(kind))(groups)
     return made
+
+
+def check_state_format(policy: Policy, optimizers: Iterable[Optimizer]) -> None:
+    """Refuse to step an optimizer with FP32 state where the policy promises less.
+
+    Raises: `ApplyError` for one that `with_state_of` would have exchanged.
+    """
+    wanted = policy.parameters.optimizer_state
+    for optimizer in optimizers if wanted != "fp32" else ():
+        if type(optimizer) in _COUNTERPARTS:
+            raise ApplyError(
+                f'precision.step: policy "{policy.name}" holds optimizer state in {wanted}, and this '
+                f"{type(optimizer).__name__} holds it in FP32; write optimizer = precision.optimizer(optimizer) right "
+                "after it is built"
+            )
 
 
 def _bf16_of(kind: Any) -> Any:

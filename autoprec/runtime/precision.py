@@ -17,7 +17,7 @@ from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.forwards import replace_forward, restore_forward
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import MatmulState, claim_float32_matmul, release
-from autoprec.runtime.optimizer_state import with_state_of
+from autoprec.runtime.optimizer_state import check_state_format, with_state_of
 from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame, forward_of, frame_of
 from autoprec.runtime.plans import Action, ModulePlans
 from autoprec.runtime.site_mode import Frame
@@ -105,8 +105,10 @@ class Precision:
 
         Optimizers that share a backward pass step together. With or without loss scaling; see `runtime.step`.
 
-        Raises: `ScalingError` if the gradients are not what one scaled backward pass after another left.
+        Raises: `ScalingError` if the gradients are not what one scaled backward pass after another left; `ApplyError`
+        for an optimizer that `optimizer()` should have exchanged.
         """
+        check_state_format(self.policy, optimizers)
         outcome = take_step(self.scaler, optimizers, max_norm=max_norm, scheduler=scheduler)
         if not self._told_collapse and outcome.is_known and outcome.collapsed:
             self._told_collapse = True
@@ -130,7 +132,7 @@ class Precision:
 
         It may hold the call of the model as well: `with precision.loss(): loss = criterion(model(x), y)`.
         """
-        return self.frame(LOSS_MODULE) if self.casts else nullcontext()
+        return self.frame(LOSS_MODULE) if self.casts and self.is_installed else nullcontext()
 
     def install(self) -> None:
         """Do what the policy says to the model and to torch's matmul precision; `remove()` undoes it."""

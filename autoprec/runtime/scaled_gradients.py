@@ -49,6 +49,15 @@ class ScaledGradients:
             if (gradient := parameter.grad) is not None and (key := id(parameter))
         )
 
+    def holds(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether a gradient of the optimizer's is as a scaled backward pass left it."""
+        noted = self._scaled
+        return any(
+            noted.get(id(parameter)) == _note(gradient)
+            for parameter in parameters_of(optimizer)
+            if (gradient := parameter.grad) is not None
+        )
+
     def mixed(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether a scaled gradient of the optimizer's was added to one that an earlier step left behind."""
         return bool(self._mixed) and any(

@@ -63,12 +63,9 @@ def take_step(
     Each one skips its step if its own gradients are not finite, as with `GradScaler`; the outcome and the scheduler
     count a step only if all of them stepped. The norm is over the gradients of all. Without loss scaling nothing waits
     for the device; with it, torch's own `GradScaler.step` does, but for fused optimizers.
+    Raises: `ScalingError`, before anything is done, for arguments that are no optimizers, norm or scheduler.
     """
-    if not optimizers or len({id(each) for each in optimizers}) < len(optimizers):
-        raise ScalingError(
-            f"precision.step: {len(optimizers)} optimizers were given, "
-            f"{len({id(each) for each in optimizers})} different ones; give each optimizer once: step(one, other)"
-        )
+    _check_arguments(optimizers, max_norm, scheduler)
     scale = scaler.scale_now()
     if max_norm is not None:
         for optimizer in optimizers:
@@ -88,6 +85,36 @@ def take_step(
     if scheduler is not None and outcome.stepped:
         scheduler.step()
     return outcome
+
+
+def _check_arguments(
+    optimizers: Sequence[torch.optim.Optimizer], max_norm: float | None, scheduler: Scheduler | None
+) -> None:
+    """Refuse what would fail half way through the step, or turn the gradients round.
+
+    Raises: `ScalingError`.
+    """
+    if not optimizers:
+        raise ScalingError("precision.step: no optimizer was given; write precision.step(optimizer)")
+    for each in optimizers:
+        if not hasattr(each, "param_groups"):
+            raise ScalingError(
+                f"precision.step: {type(each).__name__} is no optimizer; write precision.step(optimizer), with several "
+                "step(one, other), and the rest by name: max_norm=1.0, scheduler=scheduler"
+            )
+    if len({id(each) for each in optimizers}) < len(optimizers):
+        raise ScalingError(
+            f"precision.step: one of the {len(optimizers)} optimizers is given twice; give each once: step(one, other)"
+        )
+    if max_norm is not None and not max_norm > 0:
+        raise ScalingError(
+            f"precision.step: max_norm is {max_norm}; allowed: numbers above 0; leave it out for no clipping"
+        )
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ScalingError(
+            "precision.step: ReduceLROnPlateau steps on a metric, which precision.step has not; leave it out here and "
+            "call scheduler.step(metric) after each evaluation"
+        )
 
 
 def warn_collapsed(outcome: StepOutcome) -> None:

@@ -2,6 +2,8 @@
 
 import copy
 import difflib
+import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -171,11 +173,27 @@ def _kept(model: nn.Module, globs: Iterable[str]) -> set[nn.Parameter]:
 
 def _check_free(model: nn.Module) -> None:
     """Refuse a model whose parameters others hold by address: they would go on with the FP32 ones."""
+    if _is_in_ddp(model):
+        raise ApplyError(
+            "apply: the policy stores parameters low and the model is in DistributedDataParallel already, which holds "
+            "the FP32 ones and would average no gradient any more; apply the policy first, with parameters: "
+            "{gradients: storage} where it steps in FP32, and wrap the model after that"
+        )
     if any(hasattr(parameter, "to_local") for parameter in model.parameters()):
         raise ApplyError(
             "apply: the policy stores parameters low and the model has sharded parameters; under FSDP2 keep storage: "
             "fp32, which is its master, and let its MixedPrecisionPolicy(param_dtype=...) make the working copies"
         )
+
+
+def _is_in_ddp(model: nn.Module) -> bool:
+    """Return whether the model, or a part of it, is wrapped; nothing in a module leads to what wraps it."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return False
+    own = set(model.modules())
+    wrappers = (each for each in gc.get_objects() if issubclass(type(each), nn.parallel.DistributedDataParallel))
+    return any(each.__dict__.get("_modules", {}).get("module") in own for each in wrappers)
 
 
 def _check_same(

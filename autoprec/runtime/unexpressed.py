@@ -40,10 +40,11 @@ def settings_unexpressed(policy: Policy) -> Iterator[str]:
 def rules_unexpressed(
     model: nn.Module, policy: Policy, parameters: Sequence[UsedParameter], uses: "Uses | None", *, all_fp32: bool
 ) -> Iterator[str]:
-    """Yield the rules that are about other sites than those that read parameters; of a recording, those that win there.
+    """Yield the rules that are about other sites than those that read parameters, those alike in one sentence.
 
-    `all_fp32` says that sites which read no parameters run in FP32.
+    With a recording, a rule is told only where it wins. `all_fp32` says that sites which read no parameters run in FP32.
     """
+    alike: dict[tuple[str, str], list[str]] = {}
     for index, rule in enumerate(policy.rules):
         reasons = (
             _reasons(index, model, policy, parameters, all_fp32=all_fp32)
@@ -51,7 +52,10 @@ def rules_unexpressed(
             else _recorded_reasons(index, policy, parameters, uses, all_fp32=all_fp32)
         )
         for reason in reasons:
-            yield f'rule "{rule.sites}" ({rule.format}): {reason}'
+            alike.setdefault((rule.format, reason), []).append(rule.sites)
+    for (name, reason), sites in alike.items():
+        rules = f'rule "{sites[0]}"' if len(sites) == 1 else f'{len(sites)} rules such as "{sites[0]}"'
+        yield f"{rules} ({name}): {reason}"
 
 
 def more(count: int) -> str:

@@ -30,7 +30,7 @@ def _check_wrapped(model: nn.Module) -> None:
         if inner is not None:
             raise ApplyError(
                 f"apply: the model is wrapped in {kind.__name__}, whose modules have other paths than the policy "
-                f"names; apply the policy to model.{inner}, before or after it is wrapped"
+                f"names; apply the policy to model.{inner}; one that stores parameters low before the model is wrapped"
             )
 
 

@@ -1,6 +1,6 @@
 """Baselines and a given policy side by side: each measured beside FP32, then all timed in the same rounds."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -45,14 +45,17 @@ def measure_side_by_side(
     return tuple(_with_times(record, timed) for record in records)
 
 
-def check_fits(policy: Policy, subject: Subject) -> None:
+def check_fits(policy: Policy, subject: Subject, file: str | None = None, lines: Sequence[int] = ()) -> None:
     """Return if the device runs or emulates `policy`, each of its rules wins a site, and FP8 kernels take the shapes.
+
+    Rules stand on `lines` of `file`; a preset has none, and names ops that this workload may lack.
 
     Raises: `FormatError`, `DeviceError` or `PolicyError`.
     """
     subject.device.require(policy)
     resolved = resolve(policy, subject.op_graph.sites())
-    resolved.check_alive()
+    if file is not None:
+        resolved.check_alive(file, lines)
     faults = float8_faults(resolved, subject.op_graph)
     if faults:
         raise PolicyError(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from autoprec.errors import AutoprecError, WorkloadError
+from autoprec.errors import AutoprecError, WorkloadError, a_or_an
 from autoprec.workload.origin import origin
 from autoprec.workload.workload import Workload
 
@@ -56,7 +56,7 @@ def _epoch(workload: Workload, seen: list[Any]) -> Iterator[Any]:
     """Yield the batches of one call of `batches()`; there is at least one. `seen` collects what it returned."""
     if not callable(workload.batches):
         raise WorkloadError(
-            f"batches is a {type(workload.batches).__name__}; it must be a function without arguments that returns a "
+            f"batches is {a_or_an(workload.batches)}; it must be a function without arguments that returns a "
             f"new iterable of batches, the same ones every time"
         )
     is_empty = True
@@ -64,7 +64,7 @@ def _epoch(workload: Workload, seen: list[Any]) -> Iterator[Any]:
         epoch: Any = workload.batches()
         if not isinstance(epoch, Iterable):
             raise WorkloadError(
-                f"batches() returned a {type(epoch).__name__}; it must return an iterable of batches, such as a list, "
+                f"batches() returned {a_or_an(epoch)}; it must return an iterable of batches, such as a list, "
                 f"a data loader or a generator"
             )
         if isinstance(epoch, Iterator) and any(epoch is earlier for earlier in seen):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from autoprec.errors import AutoprecError, WorkloadError
+from autoprec.errors import AutoprecError, WorkloadError, a_or_an
 from autoprec.workload import script
 from autoprec.workload.origin import origin
 from autoprec.workload.workload import Workload
@@ -171,12 +171,12 @@ def _named(module: ModuleType, name: str, path: Path) -> Workload:
     if isinstance(value, Workload):
         return value
     if not callable(value):
-        raise WorkloadError(f"{path}:{name} is a {type(value).__name__}; it must be a Workload or return one")
+        raise WorkloadError(f"{path}:{name} is {a_or_an(value)}; it must be a Workload or return one")
     function: Callable[[], object] = value
     with _blamed_on(path, f"{name}()"):
         made = function()
     if not isinstance(made, Workload):
-        raise WorkloadError(f"{path}:{name}() returned a {type(made).__name__}; it must return an autoprec.Workload")
+        raise WorkloadError(f"{path}:{name}() returned {a_or_an(made)}; it must return an autoprec.Workload")
     return made
 
 

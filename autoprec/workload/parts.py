@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from autoprec.errors import WorkloadError
+from autoprec.errors import WorkloadError, a_or_an
 from autoprec.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def build_model(workload: Workload, device: "torch.device | str") -> "torch.nn.M
 
     model: object = workload.model()
     if not isinstance(model, torch.nn.Module):
-        raise WorkloadError(f"model() returned a {type(model).__name__}; it must return a fresh torch.nn.Module")
+        raise WorkloadError(f"model() returned {a_or_an(model)}; it must return a fresh torch.nn.Module")
     return model.to(device)
 
 
@@ -32,8 +32,7 @@ def build_optimizer(make: Callable[[Any], Any], model: "torch.nn.Module") -> "to
 
     optimizer: object = make(model.parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):
-        got = type(optimizer).__name__
-        raise WorkloadError(f"optimizer(params) returned a {got}; it must return a torch.optim.Optimizer")
+        raise WorkloadError(f"optimizer(params) returned {a_or_an(optimizer)}; it must return a torch.optim.Optimizer")
     return optimizer
 
 
@@ -45,7 +44,7 @@ def check_loss(loss: Any) -> "torch.Tensor":
     import torch
 
     if not isinstance(loss, torch.Tensor):
-        got = f"a {type(loss).__name__}"
+        got = a_or_an(loss)
     elif loss.dim() != 0:
         got = f"a tensor of shape {tuple(loss.shape)}"
     elif not loss.is_floating_point():

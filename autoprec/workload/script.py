@@ -16,7 +16,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autoprec.errors import WorkloadError
+from autoprec.errors import WorkloadError, a_or_an
 from autoprec.workload.loader import replayed
 from autoprec.workload.workload import Workload
 
@@ -92,7 +92,7 @@ def _first(names: Mapping[str, Any], part: str) -> str | None:
 
 
 def _wrong(file: str, name: str, value: object, allowed: str) -> WorkloadError:
-    kind = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    kind = f"the class {value.__name__}" if isinstance(value, type) else a_or_an(value)
     return WorkloadError(f"{file}: {name} is {kind}; it must be {allowed}")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autoprec.errors import WorkloadError
+from autoprec.errors import WorkloadError, a_or_an
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +17,7 @@ def _loss_of_the_model(model: "torch.nn.Module", batch: Any) -> "torch.Tensor":
     """
     if not isinstance(batch, Mapping):
         raise WorkloadError(
-            f"the default loss is model(**batch).loss, but a batch is a {type(batch).__name__}, not a mapping; "
+            f"the default loss is model(**batch).loss, but a batch is {a_or_an(batch)}, not a mapping; "
             "give Workload(loss=...): a function (model, batch) that returns a scalar tensor"
         )
     loss: torch.Tensor | None = getattr(model(**batch), "loss", None)
@@ -57,11 +57,9 @@ class Workload:
         for name, allowed in _FIELDS.items():
             value = getattr(self, name)
             if not callable(value) and not (name == "evaluate" and value is None):
-                raise WorkloadError(f"Workload({name}=...) is a {type(value).__name__}; it must be {allowed}")
+                raise WorkloadError(f"Workload({name}=...) is {a_or_an(value)}; it must be {allowed}")
         if _is_module(self.model):
-            raise WorkloadError(
-                f"Workload(model=...) is a {type(self.model).__name__} instance; it must be {_FIELDS['model']}"
-            )
+            raise WorkloadError(f"Workload(model=...) is {a_or_an(self.model)} instance; it must be {_FIELDS['model']}")
 
 
 _FIELDS = {

@@ -205,7 +205,7 @@ def test_the_wrapper_of_ddp_is_refused_and_its_module_is_not(ranks: TwoRanks) ->
     message, states = ranks.run(ddp_applied_late)[0]
     assert message == (
         "apply: the model is wrapped in DistributedDataParallel, whose modules have other paths than the policy names; "
-        "apply the policy to model.module, before or after it is wrapped"
+        "apply the policy to model.module; one that stores parameters low before the model is wrapped"
     )
     assert differing(*states) == []
 

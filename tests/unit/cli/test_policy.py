@@ -96,7 +96,7 @@ def test_neither_file_nor_preset(folder, capsys):
     code, out, err = _run(capsys, "show", "autocast-bf61")
     assert (code, out) == (2, "")
     assert err == (
-        "error: autocast-bf61: there is no such policy file, and no such preset; "
+        "error: autocast-bf61: there is no such policy file, and no such preset for cpu; "
         "presets: fp32, fp32-matmul-bf16, autocast-bf16, autocast-fp16, fp8-matmul, low-bf16, bf16-master, "
         "bf16-stochastic\n"
     )
@@ -292,3 +292,23 @@ def test_export_refuses_what_check_refuses_and_what_the_tool_cannot_do(folder, c
     code, _, err = _run(capsys, "export", "good.yaml", "net.py", "--to", "fsdp2", "--out", "none/made.py")
     assert code == 2
     assert "cannot write none/made.py" in err
+
+
+def test_check_as_json(folder, capsys):
+    code, out, _ = _run(capsys, "check", "good.yaml", "--json")
+    assert code == 0
+    assert json.loads(out)["rules"][0]["num_sites"] is None
+    code, out, _ = _run(capsys, "check", "dead.yaml", "net.py", "--json")
+    found = json.loads(out)
+    assert code == 1
+    assert found["schema_version"] == 1
+    assert [rule["num_sites"] for rule in found["rules"]].count(0) == len(found["findings"])
+    assert sum(rule["num_sites"] for rule in found["rules"]) == found["num_sites"]
+    assert found["findings"][0].startswith("dead.yaml:")
+
+
+def test_check_of_a_preset_shows_the_rules_that_win(folder, capsys):
+    code, out, _ = _run(capsys, "check", "autocast-bf16", "net.py")
+    assert code == 0
+    assert "*:linear" in out
+    assert "cholesky" not in out

@@ -151,3 +151,20 @@ def test_copies_are_equal_and_decide_alike() -> None:
         "fp32",
         0,
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("rules", Rule(sites="*", format="bf16"), r"a tuple of autoprec\.Rule"),
+        ("rules", [("*", "bf16")], r"rules\[0\] is \('\*', 'bf16'\); allowed: an autoprec\.Rule"),
+        ("parameters", {"storage": "bf16"}, r"an autoprec\.Parameters"),
+        ("float8", "rowwise", r"float8 is 'rowwise'; allowed: an autoprec\.Float8"),
+        ("loss_scale", "dynamic", r"loss_scale is 'dynamic'; allowed: an autoprec\.LossScale"),
+        ("fallback", "fp32", r"an autoprec\.Rule"),
+    ],
+)
+def test_a_field_of_another_kind_is_refused_where_it_is_written(field: str, value: object, allowed: str) -> None:
+    given = {"name": "p", "rules": (Rule(sites="*", format="fp32"),), field: value}
+    with pytest.raises(PolicyError, match=allowed):
+        Policy(**given)

@@ -83,3 +83,9 @@ def test_dead_rules_can_be_dropped() -> None:
 )
 def test_nearest_patterns_are_as_detailed_as_the_text(text: str, nearest: tuple[str, int]) -> None:
     assert nearest_patterns(text, SITES)[0] == nearest
+
+
+def test_a_dead_rule_is_named_with_its_line_and_the_op_it_meant() -> None:
+    resolved = resolve(_policy("softmax"), SITES)
+    with pytest.raises(PolicyError, match=r'^p\.yaml:7: rule 1 "softmax" matches no site; .*write "\*:softmax"$'):
+        resolved.check_alive("p.yaml", (7, 8))

@@ -337,7 +337,7 @@ def test_a_precision_that_changes_nothing_here_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(matmul_precision, "_supported", lambda _: ("ieee",))
     message = (
         'policy "p" has a rule with format tf32, and "tf32" inside FP32 matmuls changes nothing on this cpu device; '
-        "it supports: ieee"
+        "formats with an effect there: fp32, fp32_ieee"
     )
     model = mlp()
     with pytest.raises(DeviceError, match=message):

@@ -12,7 +12,7 @@ from autoprec.runtime.load_torchao import load_torchao
 
 
 def test_what_is_missing_is_said_with_what_to_do() -> None:
-    message = r'a rule needs torchao.no_such_module, which cannot be imported .*; pip install "autoprec\[torchao\]"'
+    message = r"a rule needs torchao.no_such_module, which cannot be imported .*; pip install torchao"
     with pytest.raises(ApplyError, match=message):
         load_torchao("torchao.no_such_module", "a rule")
 

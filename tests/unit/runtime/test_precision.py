@@ -287,6 +287,7 @@ def test_a_forward_of_the_instances_own_is_restored() -> None:
     model.forward = own  # type: ignore[method-assign]
     with apply(model, policy(("*", "bf16"), outputs="computed")):
         assert run(model).dtype == torch.bfloat16
+        assert inspect.signature(model.forward) == inspect.signature(own)
     assert model.forward is own
 
 

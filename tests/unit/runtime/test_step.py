@@ -1,6 +1,7 @@
 """`precision.backward` and `precision.step` against plain torch.amp.GradScaler, and the mistakes they refuse."""
 
 import copy
+import gc
 import pickle
 import warnings
 from collections.abc import Callable
@@ -278,7 +279,7 @@ def test_two_optimizers_one_after_the_other_are_refused() -> None:
     with pytest.raises(ScalingError, match=r"step together, precision.step\(one, other\)"):
         precision.step(other)
     for wrong in ((), (one, one)):
-        with pytest.raises(ScalingError, match="give each optimizer once"):
+        with pytest.raises(ScalingError, match=r"no optimizer was given|give each once"):
             precision.step(*wrong)
 
 
@@ -342,3 +343,35 @@ def test_arguments_go_to_backward() -> None:
     precision.backward(loss, retain_graph=True)
     precision.backward(loss)
     assert precision.step(optimizer).stepped
+
+
+def test_an_optimizer_that_steps_past_the_scaler_is_refused() -> None:
+    model, precision, optimizer = applied(LossScale(kind="dynamic", initial=1024.0))
+    before = [p.detach().clone() for p in model.parameters()]
+    precision.backward(loss_of(model, BATCHES[0]))
+    with pytest.raises(
+        ScalingError, match=r"AdamW.step: its gradients are still multiplied by the loss scale; write\n"
+    ):
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+    precision.scaler.unscale_(optimizer)
+    optimizer.step()  # by hand: what a scaler would skip is the caller's to see
+    precision.scaler.update()
+    optimizer.zero_grad()
+    other = nn.Linear(1, 1)
+    other(torch.ones(1, 1)).sum().backward()
+    precision.backward(loss_of(model, BATCHES[0]))
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+
+
+def test_a_scaler_that_is_gone_looks_at_no_step() -> None:
+    from torch.optim import optimizer as module
+
+    gc.collect()
+    hooks = len(module._global_optimizer_pre_hooks)
+    model, precision, optimizer = applied(LossScale(kind="dynamic", initial=1024.0))
+    assert len(module._global_optimizer_pre_hooks) == hooks + 1
+    precision.remove()
+    del model, precision, optimizer
+    gc.collect()
+    assert len(module._global_optimizer_pre_hooks) == hooks

@@ -190,14 +190,14 @@ def test_a_wrong_workload_keeps_autoprecs_message_and_gets_the_line(write):
     path = write(
         "wrong.py", "import autoprec\n\ndef workload():\n    return autoprec.Workload(model=1, batches=list)\n"
     )
-    with pytest.raises(WorkloadError, match=r"^\S*wrong\.py:4: Workload\(model=\.\.\.\) is a int") as caught:
+    with pytest.raises(WorkloadError, match=r"^\S*wrong\.py:4: Workload\(model=\.\.\.\) is an int") as caught:
         load(str(path))
     assert isinstance(caught.value.__cause__, WorkloadError)
 
 
 def test_a_wrong_plain_name_is_told_with_the_file(write):
     path = write("wrong.py", "model = 3\nbatches = [1]\n")
-    with pytest.raises(WorkloadError, match=r"wrong\.py: model is a int; it must be a torch\.nn\.Module"):
+    with pytest.raises(WorkloadError, match=r"wrong\.py: model is an int; it must be a torch\.nn\.Module"):
         load(str(path))
 
 
@@ -215,7 +215,7 @@ def test_a_missing_name_gets_the_nearest(write):
 
 def test_a_name_that_is_no_workload(write):
     path = write("tiny_net.py", MINIMAL + "\nwidth = 3\n")
-    with pytest.raises(WorkloadError, match=r"tiny_net\.py:width is a int; it must be a Workload or return one"):
+    with pytest.raises(WorkloadError, match=r"tiny_net\.py:width is an int; it must be a Workload or return one"):
         load(f"{path}:width")
 
 

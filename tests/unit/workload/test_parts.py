@@ -10,7 +10,7 @@ from autoprec.workload.parts import build_model, build_optimizer
 
 def test_a_model_must_be_a_module():
     task = Workload(model=lambda: 3, batches=list)
-    with pytest.raises(WorkloadError, match=r"model\(\) returned a int; it must return a fresh torch.nn.Module"):
+    with pytest.raises(WorkloadError, match=r"model\(\) returned an int; it must return a fresh torch.nn.Module"):
         build_model(task, "cpu")
 
 

@@ -69,7 +69,7 @@ def test_an_iterator_is_refused_as_it_can_be_read_once():
 
 
 def test_batches_of_another_kind_are_refused():
-    with pytest.raises(WorkloadError, match=r"batches is a int; it must be a data loader, a list, or a function"):
+    with pytest.raises(WorkloadError, match=r"batches is an int; it must be a data loader, a list, or a function"):
         build(batches=3)
     with pytest.raises(WorkloadError, match=r"batches needs the arguments split"):
         build(batches=lambda split: PAIRS)
@@ -115,7 +115,7 @@ def test_a_criterion_refuses_batches_that_are_no_pair(batch):
 
 @pytest.mark.parametrize("criterion", [nn.MSELoss, 3])
 def test_a_criterion_that_is_a_class_or_a_value_is_refused(criterion):
-    with pytest.raises(WorkloadError, match=r"criterion is (the class MSELoss|a int); it must be a function"):
+    with pytest.raises(WorkloadError, match=r"criterion is (the class MSELoss|an int); it must be a function"):
         build(criterion=criterion)
 
 
