@@ -24,7 +24,7 @@ class Holder(Protocol):
 
 
 EDITS: dict[int, int] = {}
-"""How often `.data` was touched, by the `id` of the weight: it is counted for a weight once it is in here."""
+"""How often `.data` was touched or an optimizer stepped, by the `id` of the weight: counted once it is in here."""
 
 _holders: WeakSet[Holder] = WeakSet()
 _installed = False
@@ -61,12 +61,19 @@ def _install() -> None:
 def _notice_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():  # a compiled step counts its writes in the versions
         return
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for weight in weights:
+        _count(weight)
     for holder in tuple(_holders):
-        holder.forget(weight for group in optimizer.param_groups for weight in group["params"])
+        holder.forget(weights)
+
+
+def _count(weight: torch.Tensor) -> None:
+    if id(weight) in EDITS:
+        EDITS[id(weight)] += 1
 
 
 def _notice_data(weight: nn.Parameter) -> None:
-    if id(weight) in EDITS:
-        EDITS[id(weight)] += 1
+    _count(weight)
     for holder in tuple(_holders):
         holder.forget((weight,))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 def _stand_aside() -> None:
+    if RUNNING.mode is not None:
+        RUNNING.mode.aside = True
     RUNNING.mode = None
 
 

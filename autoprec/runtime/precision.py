@@ -50,7 +50,7 @@ class Precision:
         self._matmul_claim: MatmulState | None = None
         self._wrapped: tuple[nn.Module, ...] = ()
         self._plans: dict[str, ModulePlans] = {}
-        self._kept_casts = WeightCasts()
+        self._kept_casts = WeightCasts(self._parameters)
         actions = Actions(policy, device)
         self.executors = actions.executors
         self._at = actions.at

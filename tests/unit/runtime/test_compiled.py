@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.overrides import TorchFunctionMode
 
 from autoprec.policy import Policy, Rule
@@ -79,3 +80,16 @@ def test_the_modes_of_others_stay_where_they_are() -> None:
         before = Counting.calls
         _ = X * 2
         assert Counting.calls == before + 1
+
+
+def test_new_calls_in_the_loss_code_do_not_compile_the_model_again() -> None:
+    model = Net()
+    precision = apply(model, FP32_LOSS)
+    counter = CompileCounterWithBackend("eager")
+    run: Any = torch.compile(model, backend=counter)
+    with precision.loss():
+        loss = run(X).sum()
+        _ = nn.functional.linear(X, model.linear.weight)
+        for other in (torch.exp, torch.sin, torch.Tensor.t, torch.relu):
+            loss = loss + other(run(X)).sum()  # type: ignore[operator]
+    assert counter.frame_count == 1
