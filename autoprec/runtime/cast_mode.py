@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from autoprec.graph.site import LOSS_MODULE
 from autoprec.runtime.calls import BODIES, Call
-from autoprec.runtime.compiled import run_graph_aside
+from autoprec.runtime.compiled import not_compiled_alone, run_graph_aside
 from autoprec.runtime.edits import EDITS
 from autoprec.runtime.plans import BACKWARD, CASTABLE, COMPARISONS, PROMOTE, Executor, ModulePlans, agrees
 from autoprec.runtime.site_mode import Frame, SiteMode
@@ -80,6 +80,7 @@ class CastMode(SiteMode):
         for casts in self.casts.values():
             casts.clear()
 
+    @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling() and not self.aside:  # it traces no plans: there is time to look it up
             run_graph_aside()

@@ -47,10 +47,11 @@ class WeightCasts:
     backward pass: what is accumulated is what it would be with a cast for each micro-batch.
 
     A cast is used again only if its weight cannot have changed: it is the same tensor in the same memory with the same
-    version, and is trained or frozen as it was; no optimizer that holds it has stepped; nobody has touched its `.data`; and nobody holds an alias of its
-    memory (a flat buffer, a detached tensor, a NumPy array), through which it could be written unseen. Weights that
-    FSDP gathers are never kept: it refills their memory unseen, and keeping a copy would undo the sharding. Neither
-    is anything kept once the model has run inside a CUDA graph, whose replay runs an optimizer without its hooks.
+    version, and is trained or frozen as it was; no optimizer that holds it has stepped; nobody has touched its `.data`;
+    and nobody holds an alias of its memory (a flat buffer, a detached tensor, a NumPy array), through which it could be
+    written unseen. Weights that FSDP gathers are never kept: it refills their memory unseen, and keeping a copy would
+    undo the sharding. Neither is anything kept once the model has run inside a CUDA graph, whose replay runs an
+    optimizer without its hooks.
     Code that writes to a weight's memory behind torch's back must call `clear()`.
     """
 

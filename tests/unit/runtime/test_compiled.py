@@ -93,3 +93,35 @@ def test_new_calls_in_the_loss_code_do_not_compile_the_model_again() -> None:
         for other in (torch.exp, torch.sin, torch.Tensor.t, torch.relu):
             loss = loss + other(run(X)).sum()  # type: ignore[operator]
     assert counter.frame_count == 1
+
+
+def test_a_module_with_a_backward_hook_runs_between_graphs() -> None:
+    seen: list[torch.dtype] = []
+    model, compiled = Net(), Net()
+    precision, other = apply(model, FP32_LOSS), apply(compiled, FP32_LOSS)
+    compiled.linear.register_full_backward_hook(lambda _, __, gradients: seen.append(gradients[0].dtype))
+    run: Any = torch.compile(compiled, backend="eager")
+    with precision.loss():
+        model(X).square().sum().backward()
+    with other.loss():
+        run(X).square().sum().backward()
+    assert seen == [torch.bfloat16]
+    assert torch.equal(model.linear.weight.grad, compiled.linear.weight.grad)  # type: ignore[arg-type]
+
+
+def test_the_mode_itself_is_not_compiled_between_graphs() -> None:
+    class Broken(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            torch._dynamo.graph_break()
+            return torch.softmax(y @ self.matrix, dim=-1)
+
+    counts = []
+    for is_applied in (False, True):
+        torch._dynamo.reset()
+        model, counter = Broken(), CompileCounterWithBackend("eager")
+        if is_applied:
+            apply(model, FP32_LOSS)
+        torch.compile(model, backend=counter)(X).sum().backward()
+        counts.append(counter.frame_count)
+    assert counts[1] <= counts[0]

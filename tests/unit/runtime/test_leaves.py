@@ -108,7 +108,7 @@ def ran(make: Callable[[], nn.Module], policy: Policy, x: torch.Tensor, how: str
         graded = [each for each in outputs if each.requires_grad]
         slopes = [torch.linspace(-1, 1, each.numel()).reshape(each.shape).to(each.dtype) for each in graded]
         torch.autograd.backward(graded, slopes)
-    except Exception as error:  # noqa: BLE001 both ways must raise alike
+    except Exception as error:  # both ways must raise alike
         return type(error)
     gradients = [each.grad for each in (*net.parameters(), source)]
     leaf_gradients = [each.grad for each in outputs if each.is_leaf]
@@ -141,7 +141,7 @@ def test_the_short_way_is_the_general_way(name: str, site_format: str) -> None:
     if len(shape) == 4:
         assert_same(make, policy, x.to(memory_format=torch.channels_last))
     for dtype in (torch.bfloat16, torch.float16):
-        assert_same(lambda: make().to(dtype), policy, x)
+        assert_same(lambda low=dtype: make().to(low), policy, x)
 
 
 @pytest.mark.parametrize("name", ["reflect", "circular", "replicate"])
