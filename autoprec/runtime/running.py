@@ -8,7 +8,8 @@ if TYPE_CHECKING:
 
 
 class _Running(threading.local):
-    mode: "OwnedMode | None" = None
+    def __init__(self) -> None:
+        self.mode: OwnedMode | None = None  # of the instance: torch.compile guards on whether it is there
 
 
 RUNNING = _Running()
