@@ -19,6 +19,8 @@ def written_arguments(call: Call, args: Any, kwargs: Any) -> Iterator[torch.Tens
     yield from tensors_in_tree(kwargs.get("out"))
     if call.op.name == "requires_grad":
         return
+    for place, name in call.writes:
+        yield from tensors_in_tree(args[place] if place < len(args) else kwargs.get(name))
     if call.writes_first or kwargs.get("inplace") is True:
         yield from tensors_in_tree(args[0] if args else kwargs.get("input"))
     elif call.op.name == "set" and call.property_name == "data":

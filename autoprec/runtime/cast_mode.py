@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from autoprec.graph.site import LOSS_MODULE
 from autoprec.runtime.calls import BODIES, Call
-from autoprec.runtime.compiled import run_graph_aside
+from autoprec.runtime.compiled import not_compiled_alone, run_graph_aside
 from autoprec.runtime.edits import EDITS
 from autoprec.runtime.plans import BACKWARD, CASTABLE, COMPARISONS, PROMOTE, Executor, ModulePlans, agrees
 from autoprec.runtime.site_mode import Frame, SiteMode
@@ -60,7 +60,6 @@ class CastMode(SiteMode):
         self.kept_casts: WeightCasts | None = None
         self.casts: Mapping[torch.dtype, dict[int, _Cast]] = {dtype: {} for dtype in CASTABLE}
         self._plans = plans_of(LOSS_MODULE)
-        self.idle = self._plans.idle
         self._outer_plans: list[ModulePlans] = []
         super().__init__()
 
@@ -68,15 +67,13 @@ class CastMode(SiteMode):
         """Make `module` own the calls made until `leave()`; `counts` are those of a frame that goes on here."""
         self._outer_plans.append(self._plans)
         self._plans = self._plans_of(module)
-        self.idle = self._plans.idle
         return super().enter(module, counts)
 
     def leave(self) -> None:
         """Give the calls back to the module that owned them before."""
         super().leave()
         self._plans = self._outer_plans.pop()
-        self.idle = self._plans.idle
-        if self._plans.path == LOSS_MODULE:
+        if self._plans.path == LOSS_MODULE and not torch.compiler.is_dynamo_compiling():  # it would guard on each cast
             self.forget_weights()
 
     def forget_weights(self) -> None:
@@ -84,11 +81,12 @@ class CastMode(SiteMode):
         for casts in self.casts.values():
             casts.clear()
 
+    @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.compiler.is_dynamo_compiling() and not self.aside:  # it traces no plans: there is time to look it up
             run_graph_aside()
             return super().__torch_function__(func, types, args, kwargs)
-        if self.aside or func in self.idle:
+        if self.aside or func in self._plans.idle:
             return func(*args, **kwargs) if kwargs else func(*args)
         plan = self._plans.plans.get(func) or self._plans.plan(func)
         kwargs, call = kwargs or {}, plan.call
@@ -124,6 +122,8 @@ class CastMode(SiteMode):
 
     def on_site(self, func: Any, call: Call, frame: Frame, index: int, args: Any, kwargs: Any) -> Any:
         """Cast what the policy says to cast, and run the call."""
+        if call.writes:
+            return func(*args, **kwargs)
         action = None if frame.leaves_alone() else self._plans.action_of(call.op.name, index)
         if isinstance(action, str) and action in self._executors:
             return self._executors[action](func, call, args, kwargs, (frame.module, call.op.name, index))
@@ -225,7 +225,8 @@ class CastMode(SiteMode):
         except RuntimeError:  # an inference tensor
             return to_dtype(weight, dtype)
         key, casts = id(weight), self.casts[dtype]
-        edits = EDITS.setdefault(key, 0)
+        # Others than parameters have no watched `.data`, and a batch of a month must leave no trace.
+        edits = EDITS.get(key, 0) if type(weight) is torch.Tensor else EDITS.setdefault(key, 0)
         entry = casts.get(key)
         if entry is not None:
             one, its_version, its_edits, cast = entry
@@ -239,7 +240,9 @@ class CastMode(SiteMode):
 
 
 def _can_be_shared(weight: torch.Tensor, cast: torch.Tensor) -> bool:
-    """Return whether `cast` leads back to its weight where that is asked, and belongs to no ended transform."""
-    if not cast.requires_grad and weight.requires_grad and torch.is_grad_enabled():
+    """Return whether `cast` leads back to its weight where that is asked, and belongs to no ended mode or transform."""
+    if cast.requires_grad is not weight.requires_grad and torch.is_grad_enabled():
+        return False
+    if cast.is_inference() and not torch.is_inference_mode_enabled():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(cast)

@@ -28,6 +28,18 @@ def run_graph_aside() -> None:
 run_graph_aside._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def not_compiled_alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, which torch.compile traces inside of models, and leaves alone where it runs between graphs.
+
+    A mode is asked there about each call. To compile its frames costs compilations and shows Dynamo calls that it takes
+    for others: `grad_fn` of a tensor comes out as a bool, which breaks modules with backward hooks.
+    """
+    frames = torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
 def _aside(compiler: Any) -> Any:
     """Return the backend `compiler`, whose graphs run aside."""
 

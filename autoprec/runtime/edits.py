@@ -24,7 +24,7 @@ class Holder(Protocol):
 
 
 EDITS: dict[int, int] = {}
-"""How often `.data` was touched, by the `id` of the weight: it is counted for a weight once it is in here."""
+"""How often `.data` was touched or an optimizer stepped, by the `id` of the weight: counted once it is in here."""
 
 _holders: WeakSet[Holder] = WeakSet()
 _installed = False
@@ -42,8 +42,8 @@ def _install() -> None:
     if _installed:
         return
     _installed = True
-    register_optimizer_step_pre_hook(_notice_step)  # casts are of no use any more: their memory is free in the step
-    register_optimizer_step_post_hook(_notice_step)  # a closure may have run the model inside the step
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
     inherited: Any = torch._C.TensorBase.__dict__["data"]
 
     def read(self: nn.Parameter) -> torch.Tensor:
@@ -58,15 +58,33 @@ def _install() -> None:
     nn.Parameter.data = property(read, write, doc=inherited.__doc__)  # type: ignore[assignment]
 
 
-def _notice_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if torch.compiler.is_compiling():  # a compiled step counts its writes in the versions
+def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Drop casts that are of no use any more: their memory is free in the step."""
+    if not torch.compiler.is_compiling():  # a compiled step counts its writes in the versions
+        _forget(_weights_of(optimizer))
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Count the step for each weight; a closure may have run the model inside the step, too."""
+    if torch.compiler.is_compiling():
         return
+    weights = _weights_of(optimizer)
+    for key in map(id, weights):
+        if key in EDITS:
+            EDITS[key] += 1
+    _forget(weights)
+
+
+def _weights_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+def _forget(weights: Iterable[torch.Tensor]) -> None:
     for holder in tuple(_holders):
-        holder.forget(weight for group in optimizer.param_groups for weight in group["params"])
+        holder.forget(weights)
 
 
 def _notice_data(weight: nn.Parameter) -> None:
-    if id(weight) in EDITS:
+    if id(weight) in EDITS:  # else nobody has cast it
         EDITS[id(weight)] += 1
-    for holder in tuple(_holders):
-        holder.forget((weight,))
+        _forget((weight,))

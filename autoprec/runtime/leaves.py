@@ -53,6 +53,8 @@ _UNARY: Mapping[type[nn.Module], str] = MappingProxyType(
     }
 )
 
+_NORMS = frozenset({nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d})
+
 
 def leaf_forward(
     module: nn.Module, owner: Any, action_of: Callable[[str], Action], general: Callable[..., Any]
@@ -64,6 +66,8 @@ def leaf_forward(
     kind = type(module)
     if "forward" in module.__dict__:
         return None
+    if getattr(module, "padding_mode", "zeros") != "zeros":
+        return None  # such a convolution pads first, which is a site of its own
     if kind in _WEIGHTED:
         action = action_of(_WEIGHTED[kind])
         return _weighted(module, owner, action, general) if isinstance(action, torch.dtype) else None
@@ -119,6 +123,7 @@ def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[...
 def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable[..., Any]) -> Callable[..., Any]:
     """Return the forward of a module whose one op casts its input alone, or nothing."""
     kind, original = type(module), type(module).forward
+    is_norm = kind in _NORMS
 
     def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
         mode = RUNNING.mode
@@ -132,13 +137,21 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
             and not (dtype is not None and self.__dict__.get("inplace"))
         ):
             with DisableTorchFunction():
-                weight = self._parameters.get("weight")
                 x = input if dtype is None or input.dtype is dtype else _cast_input(input, dtype)
-                if x is not None and (weight is None or weight.dtype is torch.float32):
+                if x is not None and (not is_norm or _is_stored_in_fp32(self)):
                     return original(self, x)
         return general(self, input)
 
     return forward
+
+
+def _is_stored_in_fp32(norm: nn.Module) -> bool:
+    """Return whether the parameters of `norm`, if it has any, need no cast beside an activation of any format."""
+    for name in ("weight", "bias"):
+        value = norm._parameters.get(name)
+        if name in norm.__dict__ or (value is not None and value.dtype is not torch.float32):
+            return False
+    return True
 
 
 def _cast_input(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

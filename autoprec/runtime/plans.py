@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import torch
 
-from autoprec.runtime.calls import Call, describe
+from autoprec.runtime.calls import MOST_FUNCTIONS, Call, describe
 
 PROMOTE = "promote"
 # What to do at a site: cast to a dtype, agree on the widest dtype given (PROMOTE), nothing, or have an executor run it:
@@ -56,7 +56,7 @@ class Plan:
         untouched = self.action is None and not by_index and call.op.cast != "first"
         self.idle = not call.is_entered and (untouched if call.is_site else call.op.name not in _MENDED)
         # The common case: every floating argument is cast to this dtype, and none is written to.
-        is_plain = call.is_site and not by_index and call.op.cast == "all" and not call.writes_first
+        is_plain = call.is_site and not by_index and call.op.cast == "all" and not (call.writes_first or call.writes)
         self.dtype = action if is_plain and isinstance(action, torch.dtype) else None
 
 
@@ -83,6 +83,9 @@ class ModulePlans:
         call = describe(func)
         by_index = call.is_site and self._depends_on_index(self.path, call.op.name)
         action = None if by_index or not call.is_site else self.action_of(call.op.name, 0)
+        if len(self.plans) >= MOST_FUNCTIONS:
+            self.plans.clear()
+            self.idle.clear()
         plan = self.plans[func] = Plan(call, action, by_index=by_index)
         if plan.idle:
             self.idle.add(func)

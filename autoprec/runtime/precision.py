@@ -50,7 +50,7 @@ class Precision:
         self._matmul_claim: MatmulState | None = None
         self._wrapped: tuple[nn.Module, ...] = ()
         self._plans: dict[str, ModulePlans] = {}
-        self.kept_casts = WeightCasts()
+        self.kept_casts = WeightCasts(self._parameters)
         self._is_sharded: bool | None = None
         actions = Actions(policy, device)
         self.executors = actions.executors

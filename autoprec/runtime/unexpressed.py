@@ -42,7 +42,7 @@ def rules_unexpressed(
 ) -> Iterator[str]:
     """Yield the rules that are about other sites than those that read parameters, those alike in one sentence.
 
-    With a recording, a rule is told only where it wins. `all_fp32` says that sites which read no parameters run in FP32.
+    With a recording, a rule is told only where it wins. `all_fp32` says that sites without parameters run in FP32.
     """
     alike: dict[tuple[str, str], list[str]] = {}
     for index, rule in enumerate(policy.rules):

@@ -263,6 +263,8 @@ def _exemption(call: Call, frame: Frame, args: Any, kwargs: Mapping[str, Any]) -
         return "left alone: the embedding renormalizes its weight in place", True
     if others:
         return f"left alone: an argument is {str(others[0]).removeprefix('torch.')}", True
+    if call.writes:
+        return "left alone: its op is declared to write to an argument", True
     if kwargs.get("out") is not None:
         return "writes to out=, and computes in the dtype of that", False
     if _writes(call, kwargs):

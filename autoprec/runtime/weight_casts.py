@@ -35,6 +35,7 @@ class _Kept:
             self.weight is weight
             and self.version == version
             and self.data_ptr == weight.data_ptr()
+            and self.cast.requires_grad is weight.requires_grad
             and not _is_aliased(weight)
         )
 
@@ -46,15 +47,18 @@ class WeightCasts:
     backward pass: what is accumulated is what it would be with a cast for each micro-batch.
 
     A cast is used again only if its weight cannot have changed: it is the same tensor in the same memory with the same
-    version; no optimizer that holds it has stepped; nobody has touched its `.data`; and nobody holds an alias of its
-    memory (a flat buffer, a detached tensor, a NumPy array), through which it could be written unseen. Weights that
-    FSDP gathers are never kept: it refills their memory unseen, and keeping a copy would undo the sharding. Neither
-    is anything kept once the model has run inside a CUDA graph, whose replay runs an optimizer without its hooks.
+    version, and is trained or frozen as it was; no optimizer that holds it has stepped; nobody has touched its `.data`;
+    and nobody holds an alias of its memory (a flat buffer, a detached tensor, a NumPy array), through which it could be
+    written unseen. Weights that FSDP gathers are never kept: it refills their memory unseen, and keeping a copy would
+    undo the sharding. Neither is anything kept once the model has run inside a CUDA graph, whose replay runs an
+    optimizer without its hooks.
     Code that writes to a weight's memory behind torch's back must call `clear()`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
+        self._parameters = parameters
         self._kept: dict[int, dict[torch.dtype, _Kept]] = {}
+        self._most = 0  # that many weights are kept before those are dropped that the model holds no longer
         self._captured = False
         watch_for(self)
 
@@ -70,6 +74,8 @@ class WeightCasts:
         cast = to_dtype(weight, dtype)
         if self._may_keep(weight, cast):
             fresh = _Kept(weight, cast, version, weight.data_ptr())
+            if formats is None and len(self._kept) >= self._most:
+                self._drop_exchanged()
             self._kept.setdefault(id(weight), {})[dtype] = fresh
         return cast
 
@@ -83,10 +89,17 @@ class WeightCasts:
             for weight in weights:
                 self._kept.pop(id(weight), None)
 
+    def _drop_exchanged(self) -> None:
+        """Drop the casts of weights that are the model's no longer, as `load_state_dict(assign=True)` leaves them."""
+        parameters = {id(weight): weight.numel() for weight in self._parameters()}
+        self._kept = {key: formats for key, formats in self._kept.items() if key in parameters}
+        self._most = max(1, sum(numel >= SMALLEST for numel in parameters.values()))
+
     def _may_keep(self, weight: torch.Tensor, cast: torch.Tensor) -> bool:
         return (
             type(weight) is nn.Parameter
             and not self._is_captured(weight)
+            and not cast.is_inference()
             and not torch._C._functorch.is_functorch_wrapped_tensor(cast)
         )
 

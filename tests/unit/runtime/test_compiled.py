@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.overrides import TorchFunctionMode
 
 from autoprec.policy import Policy, Rule
@@ -79,3 +80,48 @@ def test_the_modes_of_others_stay_where_they_are() -> None:
         before = Counting.calls
         _ = X * 2
         assert Counting.calls == before + 1
+
+
+def test_new_calls_in_the_loss_code_do_not_compile_the_model_again() -> None:
+    model = Net()
+    precision = apply(model, FP32_LOSS)
+    counter = CompileCounterWithBackend("eager")
+    run: Any = torch.compile(model, backend=counter)
+    with precision.loss():
+        loss = run(X).sum()
+        _ = nn.functional.linear(X, model.linear.weight)
+        for other in (torch.exp, torch.sin, torch.Tensor.t, torch.relu):
+            loss = loss + other(run(X)).sum()  # type: ignore[operator]
+    assert counter.frame_count == 1
+
+
+def test_a_module_with_a_backward_hook_runs_between_graphs() -> None:
+    seen: list[torch.dtype] = []
+    model, compiled = Net(), Net()
+    precision, other = apply(model, FP32_LOSS), apply(compiled, FP32_LOSS)
+    compiled.linear.register_full_backward_hook(lambda _, __, gradients: seen.append(gradients[0].dtype))
+    run: Any = torch.compile(compiled, backend="eager")
+    with precision.loss():
+        model(X).square().sum().backward()
+    with other.loss():
+        run(X).square().sum().backward()
+    assert seen == [torch.bfloat16]
+    assert torch.equal(model.linear.weight.grad, compiled.linear.weight.grad)  # type: ignore[arg-type]
+
+
+def test_the_mode_itself_is_not_compiled_between_graphs() -> None:
+    class Broken(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            torch._dynamo.graph_break()
+            return torch.softmax(y @ self.matrix, dim=-1)
+
+    counts = []
+    for is_applied in (False, True):
+        torch._dynamo.reset()
+        model, counter = Broken(), CompileCounterWithBackend("eager")
+        if is_applied:
+            apply(model, FP32_LOSS)
+        torch.compile(model, backend=counter)(X).sum().backward()
+        counts.append(counter.frame_count)
+    assert counts[1] <= counts[0]

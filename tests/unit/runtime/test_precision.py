@@ -4,6 +4,7 @@ import collections
 import copy
 import dataclasses
 import inspect
+import os
 import pickle
 import threading
 import types
@@ -658,3 +659,20 @@ def test_overloads_of_aten_ops_are_sites_like_any() -> None:
     assert low(lambda x: torch.ops.aten.mm(x, x), torch.ones(2, 2)).dtype == torch.bfloat16
     assert low(lambda x: torch.ops.aten.mm.default(x, x), torch.ones(2, 2)).dtype == torch.bfloat16
     assert low(lambda x: torch.ops.aten.add_.Tensor(x, x), torch.ones(2)).dtype == torch.float32
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_casts_by_its_own_model_alone() -> None:
+    model = nn.Linear(4, 4)
+    loss_in_fp32 = (Rule(sites="@loss", format="fp32"), Rule(sites="*", format="bf16"))
+    precision = apply(model, Policy(name="test", rules=loss_in_fp32, outputs="computed"))
+    x = torch.ones(2, 4)
+    with precision.loss():
+        child = os.fork()
+        if child == 0:
+            is_right = model(x).dtype == torch.bfloat16 and (x.bfloat16() @ x.bfloat16().T).dtype == torch.bfloat16
+            os._exit(0 if is_right else 1)
+        _, status = os.waitpid(child, 0)
+        assert (x.bfloat16() @ x.bfloat16().T).dtype == torch.float32
+    assert os.waitstatus_to_exitcode(status) == 0

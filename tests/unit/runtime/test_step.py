@@ -349,9 +349,7 @@ def test_an_optimizer_that_steps_past_the_scaler_is_refused() -> None:
     model, precision, optimizer = applied(LossScale(kind="dynamic", initial=1024.0))
     before = [p.detach().clone() for p in model.parameters()]
     precision.backward(loss_of(model, BATCHES[0]))
-    with pytest.raises(
-        ScalingError, match=r"AdamW.step: its gradients are still multiplied by the loss scale; write\n"
-    ):
+    with pytest.raises(ScalingError, match=r"AdamW.step: its gradients are still multiplied by the loss scale"):
         optimizer.step()
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
     precision.scaler.unscale_(optimizer)

@@ -1,6 +1,8 @@
 """A weight is cast once an optimizer step, and its cast is never stale."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from autoprec.policy import Policy, Rule
 from autoprec.runtime import apply
 from autoprec.runtime import weight_casts as casts_of_weights
+from autoprec.runtime.edits import EDITS as EDITS_SEEN
 
 BF16 = Policy(name="test", rules=(Rule(sites="*", format="bf16"),))
 X = torch.linspace(-1, 1, 3 * 96).reshape(3, 96)
@@ -336,3 +339,81 @@ def test_inference_weights_are_cast_anew() -> None:
         before = model(X)
         model.linear.weight.zero_()  # type: ignore[operator,union-attr]
         assert not torch.equal(model(X), before)
+
+
+def test_a_weight_that_is_unfrozen_is_trained() -> None:
+    model: Any = model_of()
+    model.linear.requires_grad_(requires_grad=False)
+    apply(model, BF16)
+    model(X.clone().requires_grad_()).sum().backward()
+    model.linear.requires_grad_(requires_grad=True)
+    model(X).sum().backward()
+    assert model.linear.weight.grad is not None
+    assert model.linear.bias.grad is not None
+    model.linear.requires_grad_(requires_grad=False)
+    assert not model(X).requires_grad
+
+
+@pytest.mark.parametrize("size", [8, 96])
+def test_a_cast_made_in_inference_mode_ends_with_it(size: int) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = nn.Linear(size, size).requires_grad_(requires_grad=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.inference_mode():
+                self.frozen(x)
+            y: torch.Tensor = self.frozen(x)
+            return y
+
+    model = Net()
+    apply(model, BF16)
+    x = torch.ones(2, size, requires_grad=True)
+    model(x * 2).sum().backward()
+    assert x.grad is not None
+
+
+@pytest.mark.parametrize("functional", [True, False])
+def test_a_fused_step_inside_the_loss_block_is_seen(functional: bool) -> None:
+    model: Any = model_of()
+    precision = apply(model, BF16)
+    optimizer = fused(model)
+
+    def head() -> torch.Tensor:
+        if functional:
+            return nn.functional.linear(X, model.linear.weight, model.linear.bias)
+        y: torch.Tensor = model.linear(X)
+        return y
+
+    with precision.loss():
+        head().sum().backward()
+        before = head()
+        optimizer.step()
+        assert not torch.equal(head(), before)
+
+
+def test_weights_that_were_exchanged_are_given_free() -> None:
+    model: Any = model_of()
+    precision = apply(model, BF16)
+    gone = weakref.ref(model.linear.weight)
+    for _ in range(3):
+        model(X).sum()
+        model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    model(X).sum()
+    kept = precision.kept_casts
+    assert kept is not None
+    assert len(kept) == 1
+    gc.collect()
+    assert gone() is None
+
+
+def test_batches_that_require_gradients_leave_no_trace() -> None:
+    model = model_of()
+    apply(model, BF16)
+    model(X)
+    before = len(EDITS_SEEN)
+    batches = [X.clone().requires_grad_() for _ in range(20)]
+    for x in batches:
+        model(x)
+    assert len(EDITS_SEEN) == before
