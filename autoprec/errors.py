@@ -28,7 +28,7 @@ class ApplyError(AutoprecError):
 
 
 class TraceError(AutoprecError):
-    """A policy that the kernels did not honour, or a step that cannot be traced."""
+    """A policy that the kernels did not honor, or a step that cannot be traced."""
 
 
 class ScalingError(AutoprecError):

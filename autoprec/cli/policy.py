@@ -132,7 +132,7 @@ def trace(
 ) -> None:
     """Show in which formats the kernels of one training step really run, forward and backward.
 
-    Exit 0: every rule is honoured; 1: one is not; 2: the file is wrong, or the step cannot be traced.
+    Exit 0: every rule is honored; 1: one is not; 2: the file is wrong, or the step cannot be traced.
     """
     from autoprec.measure import trace_policy
     from autoprec.runtime.device import describe
@@ -147,7 +147,7 @@ def trace(
         _print_json(found.to_plain())
     else:
         typer.echo(str(found))
-    if found.dishonoured:
+    if found.dishonored:
         raise typer.Exit(1)
 
 

@@ -22,6 +22,9 @@ def replace_forward(module: nn.Module, replacement: Callable[..., Any]) -> None:
     the copied module. A forward that the instance had of its own is kept there too, so that it is copied alike.
     """
     own = module.__dict__.get("forward")
+    # Of its own: torch.compile keeps what it compiled, and how often it may do so again, by the code object.
+    assert isinstance(replacement, types.FunctionType)
+    replacement.__code__ = replacement.__code__.replace()
     functools.update_wrapper(replacement, type(module).forward if own is None else own)
     if own is not None:  # it takes no module: what is bound takes one more argument than it shows
         shown = inspect.signature(own)

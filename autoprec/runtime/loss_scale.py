@@ -1,8 +1,9 @@
 """Loss scaling on `torch.amp.GradScaler`, with the bounds a policy sets and an eye on the order of calls."""
 
-import weakref
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.amp.grad_scaler import OptState
@@ -23,16 +24,20 @@ def is_fused(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def _refuse_steps_beside(scaler: "BoundedGradScaler") -> None:
-    """Have the scaler, as long as it lives, look at every optimizer that steps."""
-    reference = weakref.ref(scaler)
+_watching: WeakSet["BoundedGradScaler"] = WeakSet()
 
-    def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG001 torch's signature
-        alive = reference()
-        if alive is not None and not torch.compiler.is_compiling():
-            alive.check_step_beside(optimizer)
 
-    weakref.finalize(scaler, register_optimizer_step_pre_hook(check).remove)
+def _look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Have each scaler look at an optimizer that steps."""
+    if not torch.compiler.is_compiling():
+        for scaler in tuple(_watching):
+            scaler.check_step_beside(optimizer)
+
+
+@functools.cache
+def _watch_steps() -> None:
+    """Place the hook, once a process: it must not be taken out while torch goes through its hooks."""
+    register_optimizer_step_pre_hook(_look)
 
 
 class BoundedGradScaler(torch.amp.GradScaler):
@@ -62,7 +67,8 @@ class BoundedGradScaler(torch.amp.GradScaler):
         self._gradients = None if parameters is None or not self._enabled else ScaledGradients(parameters)
         self._steps = False
         if self._gradients is not None:
-            _refuse_steps_beside(self)
+            _watch_steps()
+            _watching.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_gradients": None}

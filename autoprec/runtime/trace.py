@@ -37,9 +37,9 @@ class SiteTrace:
     emulated: bool = False
 
     @property
-    def honoured(self) -> bool:
+    def honored(self) -> bool:
         """Return whether the site ran as asked."""
-        return self.verdict == "honoured"
+        return self.verdict == "honored"
 
     @property
     def ran(self) -> tuple[str, ...]:
@@ -60,9 +60,9 @@ class Trace:
     rows: tuple[SiteTrace, ...]
 
     @property
-    def dishonoured(self) -> tuple[SiteTrace, ...]:
+    def dishonored(self) -> tuple[SiteTrace, ...]:
         """Return the sites that did not run as the policy asked, and for no reason that its semantics allow."""
-        return tuple(row for row in self.rows if row.verdict == "dishonoured")
+        return tuple(row for row in self.rows if row.verdict == "dishonored")
 
     @property
     def exempt(self) -> tuple[SiteTrace, ...]:
@@ -70,11 +70,11 @@ class Trace:
         return tuple(row for row in self.rows if row.verdict == "exempt")
 
     def check(self) -> None:
-        """Return if every rule was honoured.
+        """Return if every rule was honored.
 
         Raises: `TraceError` otherwise, with the first sites, what was asked of them, what ran and what to do.
         """
-        found = self.dishonoured
+        found = self.dishonored
         if not found:
             return
         lines = [f"  {_said(row, self.policy)}" for row in found[:_MAX_NAMED]]
@@ -82,7 +82,7 @@ class Trace:
             lines.append(f"  and {len(found) - _MAX_NAMED} more; print(trace) shows all")
         sites = "1 site was" if len(found) == 1 else f"{len(found)} sites were"
         raise TraceError(
-            f'policy "{self.policy.name}": {sites} not honoured\n' + "\n".join(lines) + "\n"
+            f'policy "{self.policy.name}": {sites} not honored\n' + "\n".join(lines) + "\n"
             "do what the reasons say; where a kernel has no such format, give the site a rule of its own ahead of the "
             "one that won, with the format that ran or as_given"
         )
@@ -94,12 +94,12 @@ class Trace:
             "policy": self.policy.name,
             "num_sites": len(self.rows),
             "num_exempt": len(self.exempt),
-            "num_dishonoured": len(self.dishonoured),
+            "num_dishonored": len(self.dishonored),
             "sites": [_plain(row) for row in self.rows],
         }
 
     def __str__(self) -> str:
-        counts = f"{len(self.rows)} sites, {len(self.exempt)} exempt, {len(self.dishonoured)} dishonoured"
+        counts = f"{len(self.rows)} sites, {len(self.exempt)} exempt, {len(self.dishonored)} dishonored"
         lines = _table(self.rows) if self.rows else []
         return "\n".join([f'What ran under policy "{self.policy.name}": {counts}', *lines])
 
@@ -146,7 +146,7 @@ def _row(site: Site, calls: list[SiteCall], policy: Policy) -> SiteTrace:
 
 
 def _worst(judgements: list[Judgement]) -> Judgement:
-    order: tuple[Verdict, ...] = ("dishonoured", "exempt", "honoured")
+    order: tuple[Verdict, ...] = ("dishonored", "exempt", "honored")
     return min(judgements, key=lambda judgement: order.index(judgement.verdict))
 
 
@@ -190,7 +190,7 @@ def _table(rows: tuple[SiteTrace, ...]) -> list[str]:
             row.asked,
             _joined(row.ran),
             _joined(row.ran_backward),
-            "emulated" if row.emulated and row.honoured else row.verdict if not row.honoured else "",
+            "emulated" if row.emulated and row.honored else row.verdict if not row.honored else "",
         )
         for row in rows
     ]

@@ -1,4 +1,4 @@
-"""Whether a call of a site ran as the policy asked: honoured, exempt by the stated semantics, or dishonoured."""
+"""Whether a call of a site ran as the policy asked: honored, exempt by the stated semantics, or dishonored."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,30 +11,30 @@ from autoprec.runtime.cast_mode import widest
 from autoprec.runtime.kernels import Kernel, format_name
 from autoprec.runtime.watch import SiteCall
 
-Verdict: TypeAlias = Literal["honoured", "exempt", "dishonoured"]
+Verdict: TypeAlias = Literal["honored", "exempt", "dishonored"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """A verdict and, unless the site was honoured, one sentence why."""
+    """A verdict and, unless the site was honored, one sentence why."""
 
     verdict: Verdict
     reason: str = ""
 
 
-_HONOURED = Judgement(verdict="honoured")
+_HONOURED = Judgement(verdict="honored")
 
 
 def judge(call: SiteCall, asked: str, float32_matmul: str) -> Judgement:
     """Return whether `call` ran in the format `asked`, and FP32 matmuls in it with `float32_matmul` inside."""
     if call.is_left_alone and not _may_agree(call) and call.entered not in (None, call.given):
         ran = _formats(format_name(dtype) for dtype in call.entered or ())
-        return Judgement(verdict="dishonoured", reason=f"was to be {call.exemption}, but was cast to {ran}")
+        return Judgement(verdict="dishonored", reason=f"was to be {call.exemption}, but was cast to {ran}")
     if not call.forward:
         return Judgement(verdict="exempt", reason="no kernel computed: the call only moved or returned what it got")
     inside = _wrong_inside(call, asked, float32_matmul)
     if inside:
-        return Judgement(verdict="dishonoured", reason=inside)
+        return Judgement(verdict="dishonored", reason=inside)
     if asked == AS_GIVEN:
         return _HONOURED
     wanted = _wanted(call, asked)
@@ -53,19 +53,19 @@ def _explained(call: SiteCall, wanted: str, forward: list[Kernel], backward: lis
         return Judgement(verdict="exempt", reason=call.exemption)
     if call.is_autocast:
         reason = f"torch.autocast is on around it and casts after the policy did: it ran in {ran}; leave that block out"
-        return Judgement(verdict="dishonoured", reason=reason)
+        return Judgement(verdict="dishonored", reason=reason)
     if call.entered is None:
-        return Judgement(verdict="dishonoured", reason=f"something else ran in place of its function, in {ran}")
+        return Judgement(verdict="dishonored", reason=f"something else ran in place of its function, in {ran}")
     entered = _formats(format_name(dtype) for dtype in _entered(call))
     if entered != wanted:
-        return Judgement(verdict="dishonoured", reason=f"its arguments were not cast: they came in as {entered}")
+        return Judgement(verdict="dishonored", reason=f"its arguments were not cast: they came in as {entered}")
     if call.names_dtype:
         return Judgement(verdict="exempt", reason=f"the call names its own dtype and ran in {ran}")
     if call.casts_inside:
         return Judgement(verdict="exempt", reason=f"torch's own kernel casts to {ran} inside the call")
     if not forward:
-        return Judgement(verdict="dishonoured", reason=f"its forward ran in {wanted}, but its backward in {ran}")
-    return Judgement(verdict="dishonoured", reason=f"it was entered in {wanted}, but its kernel took {ran}")
+        return Judgement(verdict="dishonored", reason=f"its forward ran in {wanted}, but its backward in {ran}")
+    return Judgement(verdict="dishonored", reason=f"it was entered in {wanted}, but its kernel took {ran}")
 
 
 def _wanted(call: SiteCall, asked: str) -> str:

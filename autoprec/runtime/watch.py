@@ -7,14 +7,14 @@ that really ran. The autograd nodes a site made carry a mark, so that their kern
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoprec.graph.site import Site
@@ -114,11 +114,17 @@ class Watch:
         self._open.append(call)
         start = torch._C._autograd._get_sequence_nr()
         try:
-            result = run()
+            with self._entries_seen():
+                result = run()
         finally:
             self._open.pop()
         _mark(result, start, torch._C._autograd._get_sequence_nr(), call)
         return result
+
+    def _entries_seen(self) -> AbstractContextManager[object]:
+        """Return a context in which entries are seen: a backward pass runs forwards again with no mode on the stack."""
+        is_there = any(isinstance(mode, _Entries) for mode in _get_current_function_mode_stack())
+        return nullcontext() if is_there else _Entries(self)
 
     def entering(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> SiteCall | None:
         """Return the open site whose function is being entered, if it is that; note with which dtypes."""

@@ -43,7 +43,7 @@ class Prover:
     def prove(self, name: str, policy: Policy, *, chaotic: bool) -> VerificationRecord:
         """Return whether `policy` trains as FP32 does under the other seed; whatever it raises is a no.
 
-        A policy whose rules the kernels do not honour is not proven either: it is not what would be written.
+        A policy whose rules the kernels do not honor is not proven either: it is not what would be written.
 
         `chaotic` says that the search had to widen its margin, so that this one is measured anew.
         """
@@ -54,7 +54,7 @@ class Prover:
         blank = replace(blank, reference_losses=reference.losses, evaluate_reference=reference.evaluate_after)
         try:
             chaos = self._chaos.of(policy) if chaotic else None
-            self._require_honoured(policy)
+            self._require_honored(policy)
             candidate = self._train(policy, reference.losses)
         except Exception as error:  # noqa: BLE001 kernels and workloads raise anything: that is what a proof finds out
             where = origin(error)
@@ -96,7 +96,7 @@ class Prover:
         """Return the FP32 curve, trained on first use."""
         return self._train(preset("fp32", self.protocol.device), None)
 
-    def _require_honoured(self, policy: Policy) -> None:
+    def _require_honored(self, policy: Policy) -> None:
         """Return if the kernels run as `policy` says, as far as they can be seen; raise `TraceError` otherwise."""
         with self.protocol.train(policy) as run:
             try:

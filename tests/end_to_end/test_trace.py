@@ -1,4 +1,4 @@
-"""Every preset is honoured by the kernels of architectures that nobody of us wrote; what is exempt is known."""
+"""Every preset is honored by the kernels of architectures that nobody of us wrote; what is exempt is known."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ EXEMPT = (
 
 @pytest.mark.parametrize("preset", preset_names("cpu"))
 @pytest.mark.parametrize("name", TRACED)
-def test_presets_are_honoured(name: str, preset: str) -> None:
+def test_presets_are_honored(name: str, preset: str) -> None:
     build, batch = MODELS[name]()
     torch.manual_seed(0)
     model = build()
@@ -41,13 +41,13 @@ def test_presets_are_honoured(name: str, preset: str) -> None:
     assert trace.rows
     for row in trace.exempt:  # attention with dropout has no fused kernel on a CPU; rotations are made under no_grad
         assert row.reason.startswith(EXEMPT)
-    matmuls = [k for row in trace.rows if row.honoured for k in (*row.kernels, *row.backward_kernels) if k.is_matmul]
+    matmuls = [k for row in trace.rows if row.honored for k in (*row.kernels, *row.backward_kernels) if k.is_matmul]
     assert matmuls
     emulated = {kernel for row in trace.rows if row.emulated for kernel in (*row.kernels, *row.backward_kernels)}
     assert bool(emulated) == (preset == "fp8-matmul")
     ran = {name for kernel in matmuls if kernel not in emulated for name in kernel.takes}
     assert ran <= {FORMATS.get(preset, "fp32")}
     assert {kernel.inside for kernel in matmuls} <= {"", "bf16" if preset == "fp32-matmul-bf16" else "ieee"}
-    backward = [row for row in trace.rows if row.honoured and any(k.is_matmul for k in row.backward_kernels)]
+    backward = [row for row in trace.rows if row.honored and any(k.is_matmul for k in row.backward_kernels)]
     assert all(row.ran_backward == row.ran for row in backward)
     assert len(backward) >= len([row for row in trace.rows if row.site.op == "linear"])

@@ -221,7 +221,7 @@ def test_trace_shows_what_ran(folder, capsys):
     code, out, err = _run(capsys, "trace", "net.py", "--policy", "good.yaml", "--device", "cpu")
     assert (code, err) == (0, "")
     lines = [line.split() for line in out.splitlines()]
-    assert out.splitlines()[0] == 'What ran under policy "good": 4 sites, 0 exempt, 0 dishonoured'
+    assert out.splitlines()[0] == 'What ran under policy "good": 4 sites, 0 exempt, 0 dishonored'
     assert ["inner:linear#0", "1", "bf16", "bf16", "bf16"] in lines
     assert ["head:linear#0", "2", "fp32", "fp32", "fp32"] in lines
     assert ["@loss:cross_entropy#0", "2", "fp32", "fp32", "fp32"] in lines
@@ -231,15 +231,15 @@ def test_trace_as_json_and_of_a_preset(folder, capsys):
     code, out, _ = _run(capsys, "trace", "net.py", "--policy", "low-bf16", "--device", "cpu", "--json")
     assert code == 0
     plain = json.loads(out)
-    assert (plain["policy"], plain["num_dishonoured"]) == ("low-bf16", 0)
+    assert (plain["policy"], plain["num_dishonored"]) == ("low-bf16", 0)
     assert plain["sites"][0]["ran_backward"] == ["bf16"]
 
 
-def test_trace_exits_1_where_a_rule_is_not_honoured(folder, capsys, monkeypatch):
+def test_trace_exits_1_where_a_rule_is_not_honored(folder, capsys, monkeypatch):
     monkeypatch.setattr("autoprec.runtime.cast_mode.CastMode.cast", lambda mode, value, dtype: value)
     code, out, _ = _run(capsys, "trace", "net.py", "--policy", "good.yaml", "--device", "cpu")
     assert code == 1
-    assert "dishonoured: its arguments were not cast: they came in as fp32" in out
+    assert "dishonored: its arguments were not cast: they came in as fp32" in out
 
 
 def test_trace_of_no_file(folder, capsys):

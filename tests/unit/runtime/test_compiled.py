@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.overrides import TorchFunctionMode
 
 from autoprec.policy import Policy, Rule
@@ -125,3 +125,25 @@ def test_the_mode_itself_is_not_compiled_between_graphs() -> None:
         torch.compile(model, backend=counter)(X).sum().backward()
         counts.append(counter.frame_count)
     assert counts[1] <= counts[0]
+
+
+def test_each_of_many_blocks_may_be_compiled_alone() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = x + self.linear(x)
+            return y
+
+    torch._dynamo.reset()
+    model = nn.Sequential(*(Block() for _ in range(torch._dynamo.config.recompile_limit + 4)))
+    apply(model, FP32_LOSS)
+    expected = model(X)
+    counter = CompileCounter()
+    for block in model:
+        block.compile(backend=counter)
+    for _ in range(2):
+        assert torch.equal(model(X), expected)
+    assert counter.frame_count == len(model)

@@ -78,11 +78,11 @@ def test_two_policies_are_timed_side_by_side() -> None:
     assert 0 < ratio.low <= ratio.value <= ratio.high < math.inf
 
 
-def test_a_policy_that_the_kernels_do_not_honour_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_the_kernels_do_not_honor_is_not_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoprec.runtime.cast_mode.CastMode.cast", lambda mode, value, dtype: value)
     check = prover().prove("low", BF16, chaotic=False)
     assert not check.passed
-    assert "not honoured" in check.reason
+    assert "not honored" in check.reason
     assert "its arguments were not cast: they came in as fp32" in check.reason
     assert check.losses == ()
 
