@@ -5,13 +5,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 
 from autoprec.graph.site import LOSS_MODULE
 from autoprec.runtime.calls import BODIES, Call
 from autoprec.runtime.compiled import not_compiled_alone, run_graph_aside
 from autoprec.runtime.edits import EDITS
-from autoprec.runtime.plans import BACKWARD, CASTABLE, COMPARISONS, PROMOTE, Executor, ModulePlans, agrees
+from autoprec.runtime.plans import BACKWARD, CASTABLE, COMPARISONS, PROMOTE, Action, Executor, ModulePlans, agrees
 from autoprec.runtime.site_mode import Frame, SiteMode
 from autoprec.runtime.weight_casts import SMALLEST, WeightCasts, to_dtype
 
@@ -53,27 +54,24 @@ class CastMode(SiteMode):
     that needs gradients, and calls with `out=`. While it is `aside`, nothing is.
     """
 
-    def __init__(self, plans_of: Callable[[str], ModulePlans], executors: Mapping[str, Executor]) -> None:
+    def __init__(
+        self,
+        plans_of: Callable[[str], ModulePlans],
+        action_of: Callable[[str, str, int], Action],
+        executors: Mapping[str, Executor],
+    ) -> None:
         self._plans_of = plans_of
+        self._action_of = action_of
         self._executors = executors
         self.aside = False
         self.kept_casts: WeightCasts | None = None
         self.casts: Mapping[torch.dtype, dict[int, _Cast]] = {dtype: {} for dtype in CASTABLE}
-        self._plans = plans_of(LOSS_MODULE)
-        self._outer_plans: list[ModulePlans] = []
         super().__init__()
-
-    def enter(self, module: str, counts: Mapping[str, int] | None = None) -> Frame:
-        """Make `module` own the calls made until `leave()`; `counts` are those of a frame that goes on here."""
-        self._outer_plans.append(self._plans)
-        self._plans = self._plans_of(module)
-        return super().enter(module, counts)
 
     def leave(self) -> None:
         """Give the calls back to the module that owned them before."""
         super().leave()
-        self._plans = self._outer_plans.pop()
-        if self._plans.path == LOSS_MODULE and not torch.compiler.is_dynamo_compiling():  # it would guard on each cast
+        if self.frames[-1].module == LOSS_MODULE and not is_dynamo_compiling():  # it would guard on each cast
             self.forget_weights()
 
     def forget_weights(self) -> None:
@@ -83,23 +81,31 @@ class CastMode(SiteMode):
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.compiler.is_dynamo_compiling() and not self.aside:  # it traces no plans: there is time to look it up
+        if self.aside:
+            return func(*args, **(kwargs or {}))
+        if is_dynamo_compiling():  # it traces no plans: there is time to look it up
             run_graph_aside()
             return super().__torch_function__(func, types, args, kwargs)
-        if self.aside or func in self._plans.idle:
+        frame = self.frames[-1]
+        plans: ModulePlans = frame.plans or self._planned(frame)
+        if func in plans.idle:
             return func(*args, **kwargs) if kwargs else func(*args)
-        plan = self._plans.plans.get(func) or self._plans.plan(func)
+        plan = plans.plans.get(func) or plans.plan(func)
         kwargs, call = kwargs or {}, plan.call
         if call.is_entered:
             with self:
                 return BODIES[func](*args, **kwargs)
         if not call.is_site:
             return self.on_other(func, call, args, kwargs)
-        frame = self.frames[-1]
         index = frame.next_index(call.op.name)
         if plan.dtype is not None and not kwargs and not frame.leaves_alone():
             return self._call_plain(func, plan.dtype, args)
         return self.on_site(func, call, frame, index, args, kwargs)
+
+    def _planned(self, frame: Frame) -> ModulePlans:
+        """Give a frame its plans with its first call; under torch.compile, which would guard on them, it gets none."""
+        plans = frame.plans = self._plans_of(frame.module)
+        return plans
 
     def _call_plain(self, func: Any, dtype: torch.dtype, args: Any) -> Any:
         """Run a call whose arguments are all cast to one dtype."""
@@ -124,7 +130,7 @@ class CastMode(SiteMode):
         """Cast what the policy says to cast, and run the call."""
         if call.writes:
             return func(*args, **kwargs)
-        action = None if frame.leaves_alone() else self._plans.action_of(call.op.name, index)
+        action = None if frame.leaves_alone() else self._action_of(frame.module, call.op.name, index)
         if isinstance(action, str) and action in self._executors:
             return self._executors[action](func, call, args, kwargs, (frame.module, call.op.name, index))
         if action is None and agrees(call):
@@ -147,7 +153,7 @@ class CastMode(SiteMode):
 
     def is_emulated(self, op: str, index: int) -> bool:
         """Return whether a site of the running module computes its format by emulation."""
-        action = self._plans.action_of(op, index)
+        action = self._action_of(self.frames[-1].module, op, index)
         return isinstance(action, str) and action in self._executors and self._executors[action].is_emulated
 
     def on_other(self, func: Any, call: Call, args: Any, kwargs: Any) -> Any:

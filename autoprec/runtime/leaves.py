@@ -84,6 +84,8 @@ def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[...
     is_large = module.weight.numel() >= SMALLEST
 
     def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
+        if is_dynamo_compiling():
+            return general(self, input)
         mode = RUNNING.mode
         if (
             mode is not None
@@ -91,7 +93,6 @@ def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[...
             and type(self) is kind
             and type(input) is torch.Tensor
             and num_modes() == 1
-            and not is_dynamo_compiling()
         ):
             weight: Any = self._parameters.get("weight")
             bias: Any = self._parameters.get("bias")
@@ -126,6 +127,8 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
     is_norm = kind in _NORMS
 
     def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
+        if is_dynamo_compiling():
+            return general(self, input)
         mode = RUNNING.mode
         if (
             mode is not None
@@ -133,7 +136,6 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
             and type(self) is kind
             and type(input) is torch.Tensor
             and num_modes() == 1
-            and not is_dynamo_compiling()
             and not (dtype is not None and self.__dict__.get("inplace"))
         ):
             with DisableTorchFunction():

@@ -45,7 +45,7 @@ class OwnedMode(CastMode):
     """
 
     def __init__(self, owner: "Precision") -> None:
-        super().__init__(owner.plans_of, owner.executors)
+        super().__init__(owner.plans_of, owner.action_of, owner.executors)
         self.owner = owner
         # Whose leaf modules may skip this mode; nobody's where it must see all.
         self.shortens: Precision | None = owner

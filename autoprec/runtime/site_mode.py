@@ -16,14 +16,15 @@ from autoprec.runtime.calls import BODIES, Call, describe
 
 
 class Frame:
-    """One running `forward`: its module path and how often each op ran in it."""
+    """One running `forward`: its module path and how often each op ran in it; `plans` are the cast mode's."""
 
-    __slots__ = ("counts", "grad_enabled", "module")
+    __slots__ = ("counts", "grad_enabled", "module", "plans")
 
     def __init__(self, module: str, counts: Mapping[str, int] | None = None) -> None:
         self.module = module
         self.counts = dict(counts) if counts else {}
         self.grad_enabled = torch.is_grad_enabled()
+        self.plans: Any = None
 
     def next_index(self, op: str) -> int:
         """Return the index of this call of `op` and count it."""
