@@ -1,5 +1,6 @@
 # make demo    tune the example GPT and train on under the policy it wrote
 # make test    format, lint, types, import contracts, and all tests with branch coverage
+# make test-long  the rest of the tests: torch.compile and FSDP2 on many models and settings, about 5 minutes
 # make bench   measure what README and reports/ claim
 # make gpu     the tests that need a CUDA device, then benchmarks/gpu.py into reports/gpu/
 # Each makes .venv if need be; what is pinned stands in requirements.lock.
@@ -15,14 +16,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-com
 BUDGET ?= 4m
 JOBS ?= 2
 
-.PHONY: demo test lint bench gpu lock clean
+.PHONY: demo test test-long lint bench gpu lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/autoprec tune examples/char_gpt.py --budget $(BUDGET) --out policy.yaml
 	$(BIN)/python examples/train_with_policy.py --policy policy.yaml --steps 40
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(JOBS) --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long" --numprocesses=$(JOBS) --cov --cov-report=term
+
+test-long: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long --numprocesses=$(JOBS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .

@@ -128,7 +128,9 @@ def assert_close(ours: Any, theirs: Any, tolerance: float) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rules", [MIXED, "autocast-bf16"], ids=["mixed", "bf16"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.long if each == "encoder" else ()) for each in ARCHITECTURES]
+)
 def test_compiled_fullgraph_is_the_applied_model(name: str, rules: Policy | str, backend: str) -> None:
     build, shape = ARCHITECTURES[name]
     model, twin = pair(build, rules)
@@ -137,6 +139,7 @@ def test_compiled_fullgraph_is_the_applied_model(name: str, rules: Policy | str,
     assert_close(steps(model, compiled, shape), steps(twin, twin, shape), 0 if backend == "eager" else 2**-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["MLP", "CNN"])
 def test_inductor_is_the_applied_model(name: str) -> None:
     build, shape = ARCHITECTURES[name]
@@ -146,6 +149,7 @@ def test_inductor_is_the_applied_model(name: str) -> None:
     assert_close(steps(model, compiled, shape), steps(twin, twin, shape), 2**-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["aot_eager"])
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_transformers_compile_fullgraph(name: str, backend: str) -> None:
@@ -174,6 +178,7 @@ def breaks(model: nn.Module, *args: Any, **kwargs: Any) -> int:
     return int(count)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Mixtral", "CNN"])
 def test_a_policy_adds_no_graph_break(name: str) -> None:
     build, batch = MODELS[name]()
@@ -226,6 +231,7 @@ def test_model_compile_works_on_an_applied_model(backend: str) -> None:
     assert_close(steps(model, model, (4, 8)), steps(twin, twin, (4, 8)), 0 if backend == "eager" else 2**-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_submodule_may_be_compiled_alone(backend: str) -> None:
     model, twin = pair(encoder, MIXED)

@@ -29,6 +29,11 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
+OPTIONS = [
+    {},
+    pytest.param({"reshard_after_forward": False}, marks=pytest.mark.long),
+    pytest.param({"per_block": False}, marks=pytest.mark.long),
+]
 MIXED = Policy(
     name="mixed",
     rules=(
@@ -349,7 +354,7 @@ def fsdp(rank: int, training: str, policy: str, order: str, options: dict[str, A
     return wrong, differing(state_of(model), state_of(alone))
 
 
-@pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}, {"per_block": False}], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("training", TRAININGS)
@@ -379,7 +384,7 @@ def fsdp_shared(rank: int, options: dict[str, Any]) -> Any:
     return state_of(model), state_of(alone)
 
 
-@pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}, {"per_block": False}], ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_fsdp_of_a_module_called_twice_loses_no_gradient(ranks: TwoRanks, options: dict[str, Any]) -> None:
     for sharded, alone in ranks.run(fsdp_shared, options):
         for name, wanted in alone.items():

@@ -1,4 +1,3 @@
-import gc
 import itertools
 import subprocess
 import sys
@@ -204,19 +203,18 @@ def test_tf32_is_seen_on_ampere_and_later() -> None:
 
 
 def test_claims_are_given_back_in_any_order() -> None:
-    gc.collect()  # claims of other tests
-    before, others = reported(), len(matmul_precision._claims)
+    before = reported()
     first = matmul_precision._claim(matmul_precision._write("cpu", "bf16"))
     second = matmul_precision._claim(matmul_precision._write("cpu", "ieee"))
     matmul_precision.release(first)
     assert matmul_precision._reported("mkldnn", "matmul") == "ieee"
     matmul_precision.release(second)
     assert reported() == before
-    assert len(matmul_precision._claims) == others
+    assert not any(claim() in (first, second) for claim in matmul_precision._claims)
 
 
 def test_a_claim_that_is_dropped_is_forgotten() -> None:
-    others = len(matmul_precision._claims)
     dropped = matmul_precision._claim(matmul_precision._write("cpu", "ieee"))
+    before = len(matmul_precision._claims)
     del dropped
-    assert len(matmul_precision._claims) == others
+    assert len(matmul_precision._claims) < before
