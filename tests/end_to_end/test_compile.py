@@ -127,7 +127,11 @@ def assert_close(ours: Any, theirs: Any, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("rules", [MIXED, "autocast-bf16"], ids=["mixed", "bf16"])
+@pytest.mark.parametrize(
+    "rules",
+    [MIXED, "autocast-bf16", pytest.param("autocast-fp16", marks=pytest.mark.long)],
+    ids=["mixed", "bf16", "fp16"],
+)
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=pytest.mark.long if each == "encoder" else ()) for each in ARCHITECTURES]
 )
@@ -150,7 +154,7 @@ def test_inductor_is_the_applied_model(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("backend", ["aot_eager"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_transformers_compile_fullgraph(name: str, backend: str) -> None:
     build, batch = MODELS[name]()
@@ -179,7 +183,7 @@ def breaks(model: nn.Module, *args: Any, **kwargs: Any) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["Mixtral", "CNN"])
+@pytest.mark.parametrize("name", ["T5", "Mixtral", "CNN"])
 def test_a_policy_adds_no_graph_break(name: str) -> None:
     build, batch = MODELS[name]()
     model = build()
