@@ -1,21 +1,22 @@
 """Analyses: what must stay FP32, and why.
 
-One file an analysis. Those of sites yield marks, which `merge` unites; `inspect_recording` runs them all.
+One file an analysis. Those of sites yield marks, which `merge` unites; `inspect_recordings` runs them all.
 """
 
 from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import LostConstant, constant_marks, lost_constants
+from autoprec.analysis.diagnosis import Diagnosis, diagnose, diagnosis_marks
 from autoprec.analysis.findings import SEVERITIES, Finding, Severity, findings_of
 from autoprec.analysis.histogram import ExponentHistogram, exponent_histogram
-from autoprec.analysis.inspection import Inspection, inspect_recording
+from autoprec.analysis.inspection import Inspection, inspect_recordings
 from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
 from autoprec.analysis.marks import VERDICTS, Mark, Reason, ReasonCode, Verdict, merge
-from autoprec.analysis.single_site import broken_calls
 from autoprec.analysis.storage import Storage, StoredBuffer, StoredParameter, storage_of
 
 __all__ = [
     "SEVERITIES",
     "VERDICTS",
+    "Diagnosis",
     "ExponentHistogram",
     "Finding",
     "GradientHistograms",
@@ -30,11 +31,12 @@ __all__ = [
     "StoredBuffer",
     "StoredParameter",
     "Verdict",
-    "broken_calls",
     "constant_marks",
+    "diagnose",
+    "diagnosis_marks",
     "exponent_histogram",
     "findings_of",
-    "inspect_recording",
+    "inspect_recordings",
     "loss_scale_advice",
     "lost_constants",
     "merge",

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from autoprec.analysis.diagnosis import Diagnosis, kernel_reason
 from autoprec.analysis.loss_scale import LossScaleAdvice
-from autoprec.analysis.marks import Mark, Reason, ReasonCode
+from autoprec.analysis.marks import Mark, ReasonCode
 from autoprec.analysis.storage import (
     Storage,
     eps_vanishes,
@@ -13,6 +14,7 @@ from autoprec.analysis.storage import (
     second_moment_freezes,
     stalled_statistics,
 )
+from autoprec.graph.site import Site
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -43,10 +45,15 @@ class Finding:
 
 
 def findings_of(
-    marks: Iterable[Mark], advice: Sequence[LossScaleAdvice], storage: Storage, *, replay_matches: bool
+    marks: Iterable[Mark],
+    diagnoses: Sequence[Diagnosis],
+    advice: Sequence[LossScaleAdvice],
+    storage: Storage,
+    *,
+    replay_matches: bool,
 ) -> tuple[Finding, ...]:
     """Return all findings: errors, then warnings, then notes, each in order of execution."""
-    found = [*_replay(matches=replay_matches), *_sites(marks), *_loss_scale(advice)]
+    found = [*_replay(matches=replay_matches), *_faults(diagnoses), *_sites(marks), *_loss_scale(advice)]
     for each in advice:
         found += _storage(storage, each.format)
     return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
@@ -63,28 +70,52 @@ def _replay(*, matches: bool) -> Iterator[Finding]:
         )
 
 
+def _faults(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
+    """Yield one error for each place where a fault begins, and one for each site whose kernel is wrong."""
+    for diagnosis in diagnoses:
+        for chain in diagnosis.chains:
+            origin, others = chain[0], chain[1:]
+            reason = diagnosis.causes[origin]
+            cure = _CURES.get(reason.code)
+            yield Finding(
+                code=reason.code.value,
+                severity="error",
+                site=str(origin),
+                message=f"{diagnosis.format}: {reason.detail}",
+                fix=f"{_kept(origin, others)}; or {cure}" if cure else _kept(origin, others),
+            )
+        for fault in diagnosis.kernel_faults:
+            reason = kernel_reason(fault)
+            yield Finding(
+                code=reason.code.value,
+                severity="error",
+                site=str(fault.site),
+                message=reason.detail,
+                fix=_kept(fault.site, ()),
+            )
+
+
+def _kept(origin: Site, others: Sequence[Site]) -> str:
+    keep = f'keep it in FP32: {{sites: "{origin}", format: fp32}}'
+    if not others:
+        return keep
+    return f"{keep}, and with it {_some([str(site) for site in others])}, which read what it makes"
+
+
 def _sites(marks: Iterable[Mark]) -> Iterator[Finding]:
+    """Yield a note for each constant that a format loses without harm, and for each op that the catalog lacks."""
     for mark in marks:
         for reason in mark.reasons:
-            severity = _severity(mark, reason)
-            if severity is not None:
+            if (reason.code in _CURES and mark.verdict != "must") or reason.code is ReasonCode.UNKNOWN_OP:
                 cure = _CURES.get(reason.code)
-                keep = f'keep it in FP32: {{sites: "{mark.site}", format: fp32}}'
+                keep = _kept(mark.site, ())
                 yield Finding(
                     code=reason.code.value,
-                    severity=severity,
+                    severity="note",
                     site=str(mark.site),
                     message=reason.detail,
                     fix=f"{keep}; or {cure}" if cure else keep,
                 )
-
-
-def _severity(mark: Mark, reason: Reason) -> Severity | None:
-    """Return how harmful a reason is; None for what the classes of ops say by default."""
-    is_fault = reason.code in _CURES and bool(reason.evidence["raises"] or reason.evidence["num_broken_calls"])
-    if is_fault and mark.verdict == "must":
-        return "error"
-    return "note" if reason.code in _CURES or reason.code is ReasonCode.UNKNOWN_OP else None
 
 
 def _loss_scale(advice: Sequence[LossScaleAdvice]) -> Iterator[Finding]:

@@ -5,53 +5,112 @@ from dataclasses import dataclass
 
 from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import constant_marks, lost_constants
+from autoprec.analysis.diagnosis import MOST_STEPS, Diagnosis, diagnose, diagnosis_marks
 from autoprec.analysis.findings import Finding, findings_of
 from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
+from autoprec.analysis.low_step import Reference, low_format, reference_of
 from autoprec.analysis.marks import Mark, merge
-from autoprec.analysis.single_site import broken_calls
 from autoprec.analysis.storage import Storage, storage_of
 from autoprec.capture import Recording
+from autoprec.errors import WorkloadError
 from autoprec.graph.opgraph import OpGraph
+from autoprec.numerics import FORMATS, format_named
+from autoprec.policy import FLOAT8
+from autoprec.runtime.device import DeviceInfo
 from autoprec.workload.workload import Workload
+
+_GRADIENTS_ONLY = frozenset({"fp8_e5m2"})  # matmuls in FP8 round gradients to it; no site has it as its format
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
     """What is known of a workload without training it.
 
-    `marks` holds one mark for each site and format, in order of first execution; `advice` one entry a format.
+    `marks` holds one mark for each site and format, in order of first execution; `diagnoses` and `advice` one entry a
+    format, but for formats that no site can run in `diagnoses`. `op_graph` is that of the first batch.
     """
 
     formats: tuple[str, ...]
     op_graph: OpGraph
+    num_batches: int
     replay_matches: bool
     marks: tuple[Mark, ...]
+    diagnoses: tuple[Diagnosis, ...]
     gradients: GradientHistograms
     advice: tuple[LossScaleAdvice, ...]
     storage: Storage
     findings: tuple[Finding, ...]
 
 
-def inspect_recording(recording: Recording, workload: Workload, formats: Sequence[str], device_kind: str) -> Inspection:
-    """Return what all analyses say; the recording and its model are left as they were.
+def inspect_recordings(
+    recordings: Sequence[Recording],
+    workload: Workload,
+    formats: Sequence[str],
+    device: DeviceInfo,
+    *,
+    max_steps: int = MOST_STEPS,
+) -> Inspection:
+    """Return what all analyses say of recorded steps of one model; recordings and model are left as they were.
 
-    Costs one replay, one backward pass, one optimizer step, and up to three steps for each constant that is lost.
+    Costs about five steps a batch, and where a format breaks the step, up to `max_steps` to find out where.
     """
-    op_graph = recording.op_graph
-    lost = lost_constants(op_graph, formats)
-    replay_matches = recording.replay_matches
-    marks = merge((*static_marks(op_graph, formats, device_kind), *constant_marks(lost, broken_calls(recording, lost))))
-    gradients = run_backward(recording)
-    storage = storage_of(recording.model, workload.optimizer, formats)
-    recording.model.zero_grad(set_to_none=True)
+    first = recordings[0]
+    op_graph = first.op_graph
+    gradients = run_backward(first)
+    storage = storage_of(first.model, workload.optimizer, formats)
+    first.model.zero_grad(set_to_none=True)
     advice = tuple(loss_scale_advice(gradients, name) for name in formats)
+    references = [reference_of(recording) for recording in recordings]
+    for reference in references:
+        _check_finite(reference)
+    diagnoses = tuple(
+        diagnose(
+            references,
+            low_format(each.format, device.kind, device.native_formats),
+            loss_scale=_scale(each),
+            max_steps=max_steps,
+        )
+        for each in advice
+        if each.format not in _GRADIENTS_ONLY
+    )
+    marks = merge(
+        (
+            *static_marks(op_graph, formats, device.kind),
+            *constant_marks(lost_constants(op_graph, formats)),
+            *(mark for diagnosis in diagnoses for mark in diagnosis_marks(diagnosis)),
+        )
+    )
+    replay_matches = first.replay_matches
     return Inspection(
         formats=tuple(formats),
         op_graph=op_graph,
+        num_batches=len(recordings),
         replay_matches=replay_matches,
         marks=marks,
+        diagnoses=diagnoses,
         gradients=gradients,
         advice=advice,
         storage=storage,
-        findings=findings_of(marks, advice, storage, replay_matches=replay_matches),
+        findings=findings_of(marks, diagnoses, advice, storage, replay_matches=replay_matches),
     )
+
+
+def _scale(advice: LossScaleAdvice) -> float:
+    """Return the loss scale that a run in the format would have: none where the exponents reach as far as FP32's."""
+    short = format_named(advice.format).exponent_bits < FORMATS["fp32"].exponent_bits
+    return max(advice.initial, 1.0) if short and advice.format != FLOAT8 else 1.0
+
+
+def _check_finite(reference: Reference) -> None:
+    """Raise `WorkloadError` if the step is broken in FP32 already."""
+    named = [name for name, each in reference.recording.model.named_parameters() if each.requires_grad]
+    found = [
+        name
+        for name, each in zip(named, reference.gradients, strict=True)
+        if each is not None and not each.isfinite().all()
+    ]
+    if found:
+        raise WorkloadError(
+            f"the loss is finite and the gradient is not, in FP32 already: that of {len(found)} parameters, such as "
+            f'"{found[0]}"; precision is not the fault: look for a sqrt, log or division at 0 behind a mask'
+        )

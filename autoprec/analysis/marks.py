@@ -24,6 +24,21 @@ class ReasonCode(StrEnum):
     CONSTANT_OVERFLOWS = "constant_overflows"
     GUARD_VANISHES = "guard_vanishes"
     BOUND_ROUNDS_TO_ONE = "bound_rounds_to_one"
+    NO_KERNEL = "no_kernel"
+    READS_OVERFLOW = "reads_overflow"
+    OVERFLOW = "overflow"
+    OVERFLOW_INSIDE = "overflow_inside"
+    UNDERFLOW = "underflow"
+    PHASE_TOO_COARSE = "phase_too_coarse"
+    INTEGERS_INEXACT = "integers_inexact"
+    CANCELLATION = "cancellation"
+    SWAMPING = "swamping"
+    BUILD_UP = "build_up"
+    MAGNIFIED = "magnified"
+    AS_GIVEN_BREAKS = "as_given_breaks"
+    READ_AS_GIVEN = "read_as_given"
+    BACKWARD_ONLY = "backward_only"
+    KERNEL_WRONG = "kernel_wrong"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,7 @@ from autoprec.workload.batches import tensors_of
 from autoprec.workload.parts import build_model, check_loss
 from autoprec.workload.seeding import MODEL_STREAM, seeded
 
+_HOLDER = "step."  # under which the graph module has its attributes: a model may call its own `code` or `graph`
 _STEP_STREAM = MODEL_STREAM + 1  # that of the first step of a training run
 
 
@@ -89,7 +90,7 @@ class Replay(fx.Interpreter):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return a parameter, buffer or constant."""
-        return self._unwritten(target, super().get_attr(target, args, kwargs))
+        return self._unwritten(target.removeprefix(_HOLDER), super().get_attr(target, args, kwargs))
 
     def _unwritten(self, name: str, value: Any) -> Any:
         is_written = name in self._recording.written or isinstance(value, np.ndarray)
@@ -116,10 +117,24 @@ def record(workload: Workload, *, device: str = "cpu", seed: int = 0, digests: b
     Raises: `WorkloadError` for a loss that is not a scalar tensor that requires grad; `CaptureError` for code that
     cannot be recorded.
     """
+    return record_batches(workload, 1, device=device, seed=seed, digests=digests)[0]
+
+
+def record_batches(
+    workload: Workload, num_batches: int, *, device: str = "cpu", seed: int = 0, digests: bool = False
+) -> tuple[Recording, ...]:
+    """Return recordings of one model's first step on each of the first `num_batches` batches, fewer if there are fewer.
+
+    Each batch is recorded by itself, since shapes and control flow may depend on it. Raises what `record` does.
+    """
     with seeded(seed, MODEL_STREAM, device):
         model = build_model(workload, device)
     _refuse_uninitialized(model)
-    (batch,) = load_batches(workload, 1, device)
+    batches = load_batches(workload, num_batches, device)
+    return tuple(_record(workload, model, batch, device, seed, digests=digests) for batch in batches)
+
+
+def _record(workload: Workload, model: nn.Module, batch: Any, device: str, seed: int, *, digests: bool) -> Recording:
     inputs = tuple(dict.fromkeys(tensors_of(batch)))
     memory = Memory(model, inputs)
     try:
@@ -160,8 +175,10 @@ def _recording(
     device: str,
 ) -> Recording:
     root = nn.Module()
-    for name in {str(node.target) for node in recorder.graph.nodes if node.op == "get_attr"}:
-        _set_attribute(root, name, memory.named[name] if name in memory.named else recorder.attributes[name])
+    for node in (node for node in recorder.graph.nodes if node.op == "get_attr"):
+        name = str(node.target)
+        node.target = _HOLDER + name
+        _set_attribute(root, node.target, memory.named[name] if name in memory.named else recorder.attributes[name])
     return Recording(
         graph_module=fx.GraphModule(root, recorder.graph, class_name="RecordedStep"),
         op_graph=op_graph_of(recorder.graph, model),

@@ -19,6 +19,7 @@ def inspect(
     formats: Annotated[str, typer.Option(help="Low formats to judge, separated by commas.")] = "fp16,bf16",
     device: Annotated[str, typer.Option(help="Device to run on: auto, cpu, cuda or mps.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the model's weights and of every other random choice.")] = 0,
+    batches: Annotated[int, typer.Option(min=1, help="Batches to judge on.")] = 3,
     every_site: Annotated[bool, typer.Option("--all", help="Show every site, not one line a layer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
@@ -27,8 +28,8 @@ def inspect(
     Exit code 1 if anything must stay FP32.
     """
     names = _formats(formats)
-    from autoprec.analysis import inspect_recording
-    from autoprec.capture import record
+    from autoprec.analysis import inspect_recordings
+    from autoprec.capture import record_batches
     from autoprec.report.inspect_json import inspect_json
     from autoprec.report.inspect_view import inspect_view
     from autoprec.runtime.device import describe
@@ -37,9 +38,10 @@ def inspect(
 
     with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
         loaded, info = load(workload), describe(device)
-        recording = record(loaded.workload, device=info.kind, seed=seed)
-        check_first_loss(recording)
-        inspection = inspect_recording(recording, loaded.workload, names, info.kind)
+        recordings = record_batches(loaded.workload, batches, device=info.kind, seed=seed)
+        for recording in recordings:
+            check_first_loss(recording)
+        inspection = inspect_recordings(recordings, loaded.workload, names, info)
     if as_json:
         found = inspect_json(inspection, workload=loaded.name, device=_device_json(info))
         typer.echo(json.dumps(found, indent=2, allow_nan=False))

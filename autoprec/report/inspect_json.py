@@ -1,10 +1,12 @@
 """The JSON of an inspection, which `autoprec inspect --json` prints; its shape is kept stable."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from autoprec.analysis.diagnosis import Diagnosis
 from autoprec.analysis.inspection import Inspection
 from autoprec.analysis.loss_scale import HEADROOM, LossScaleAdvice
 from autoprec.analysis.marks import Mark, Reason
@@ -30,10 +32,40 @@ def inspect_json(inspection: Inspection, *, workload: str, device: Mapping[str, 
             "replay_matches": inspection.replay_matches,
         },
         "sites": [_site_json(site, marks[site]) for site in inspection.op_graph.sites()],
+        "diagnoses": [_diagnosis_json(each) for each in inspection.diagnoses],
         "storage": _storage_json(inspection.storage, ("fp32", *inspection.formats)),
         "loss_scale": _loss_scale_json(inspection),
         "findings": [asdict(finding) for finding in inspection.findings],
     }
+
+
+def _diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
+    check, repair = diagnosis.check, diagnosis.repair
+    return {
+        "format": diagnosis.format,
+        "num_sites": diagnosis.num_sites,
+        "is_broken": check.is_broken,
+        "gradient_error": _number(check.damage.gradient_error),
+        "loss_error": _number(check.damage.loss_error),
+        "raised": check.damage.raised,
+        "loss_scale": check.damage.loss_scale,
+        "allowed_error": check.limit,
+        "floor": check.floor,
+        "repair": None
+        if repair is None
+        else {
+            "sites": [str(site) for site in repair.sites],
+            "chains": [[str(site) for site in chain] for chain in diagnosis.chains],
+            "gradient_error": _number(repair.error),
+            "num_steps": repair.num_steps,
+            "is_minimal": repair.is_minimal,
+        },
+        "kernel_faults": [{**asdict(fault), "site": str(fault.site)} for fault in diagnosis.kernel_faults],
+    }
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
 
 
 def _site_json(site: Site, marks: Sequence[Mark]) -> dict[str, Any]:

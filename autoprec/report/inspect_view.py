@@ -1,9 +1,11 @@
 """The view of an inspection: every number, label and order that `autoprec inspect` shows."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autoprec.analysis.diagnosis import Diagnosis
 from autoprec.analysis.findings import Finding
 from autoprec.analysis.inspection import Inspection
 from autoprec.analysis.loss_scale import LossScaleAdvice
@@ -71,6 +73,7 @@ def inspect_view(inspection: Inspection, *, workload: str, device: str, every_si
         facts=(
             ("graph", f"{len(graph):,} nodes, {len(graph.sites()):,} sites in {len(layers_of(graph)):,} layers"),
             ("replay", "equals the recorded loss" if inspection.replay_matches else "DIFFERS from the recorded loss"),
+            *((each.format, _diagnosis_sentence(each)) for each in inspection.diagnoses),
             *((f"loss scale {each.format}", _scale_sentence(each)) for each in inspection.advice),
         ),
         verdicts=tuple(_verdict_counts(inspection)),
@@ -87,6 +90,24 @@ def marks_by_site(marks: Iterable[Mark]) -> dict[Site, list[Mark]]:
     for mark in marks:
         by_site.setdefault(mark.site, []).append(mark)
     return by_site
+
+
+def _diagnosis_sentence(diagnosis: Diagnosis) -> str:
+    """Return whether a format breaks the step, and what mends it."""
+    check, repair = diagnosis.check, diagnosis.repair
+    kept, total = len(diagnosis.kept), diagnosis.num_sites
+    error = check.damage.gradient_error
+    found = f"{_off(error)} with everything low (allowed {check.limit:.2g})"
+    if repair is None and not kept:
+        return f"does no harm: {found}"
+    if repair is None:
+        return f"keep {kept} of {total:,} sites in FP32, whose kernels are wrong here; {found}"
+    ending = "" if repair.is_minimal else "; the search for fewer ended early"
+    return f"keep {kept} of {total:,} sites in FP32: {found}, {_off(repair.error)} with these in FP32{ending}"
+
+
+def _off(error: float) -> str:
+    return f"gradient off by {error:.2g}" if math.isfinite(error) else "loss or gradient not finite"
 
 
 def _scale_sentence(advice: LossScaleAdvice) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autoprec.analysis import Mark, inspect_recording
+from autoprec.analysis import Mark, inspect_recordings
 from autoprec.analysis.classes import numerics_classes
 from autoprec.capture import record, require_reproducible
 from autoprec.errors import SpaceError
@@ -21,6 +21,9 @@ from autoprec.search.layout import layout_of
 from autoprec.search.space import STORAGES, Space, load_space, space_path
 from autoprec.search.trials import Catalog
 from autoprec.workload import LoadedWorkload
+
+# Steps to find out where a format breaks the first batch: trials tell the rest.
+_MOST_STEPS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,7 @@ def record_and_mark(loaded: LoadedWorkload, device: DeviceInfo, space_file: Path
     recording = record(loaded.workload, device=device.kind, seed=seed)
     check_first_loss(recording)
     require_reproducible(recording, loaded.workload)
-    marks = inspect_recording(recording, loaded.workload, space.low, device.kind).marks
+    marks = inspect_recordings((recording,), loaded.workload, space.low, device, max_steps=_MOST_STEPS).marks
     catalog = catalog_of(recording.op_graph, marks, space, device, precisions)
     return Subject(
         loaded=loaded,

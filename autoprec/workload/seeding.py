@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 MODEL_STREAM = 0
-"""The stream that building the model draws from; step k of a run draws from stream k + 1."""
+"""The stream that building the model draws from, which is the seed itself, as after `torch.manual_seed(seed)` in a
+script; step k of a run draws from stream k + 1."""
 
 
 @contextmanager
@@ -18,7 +19,7 @@ def seeded(seed: int, stream: int = MODEL_STREAM, device: torch.device | str = "
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002  what user code draws from
     cuda = [device.index or 0] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
-        word = mixed(seed, stream)
+        word = seed if stream == MODEL_STREAM else mixed(seed, stream)
         torch.manual_seed(word)
         random.seed(word)
         np.random.seed(word % 2**32)  # noqa: NPY002

@@ -342,3 +342,18 @@ def test_a_workload_that_autocasts_itself_is_refused() -> None:
 
     with pytest.raises(CaptureError, match=r"test_recording.py:\d+ runs under torch.autocast.*remove autocast"):
         record(workload(run))
+
+
+def test_a_module_may_be_called_as_an_attribute_of_fx_graph_modules_is() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.code, self.graph = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.graph(self.code(x))
+
+    workload = Workload(model=Model, batches=lambda: [torch.ones(2, 4)], loss=lambda model, batch: model(batch).sum())
+    recording = record(workload)
+    assert recording.replay_matches
+    assert [node.target for node in recording.op_graph if node.kind == "parameter"][0] == "code.weight"
