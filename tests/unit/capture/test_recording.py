@@ -356,4 +356,4 @@ def test_a_module_may_be_called_as_an_attribute_of_fx_graph_modules_is() -> None
     workload = Workload(model=Model, batches=lambda: [torch.ones(2, 4)], loss=lambda model, batch: model(batch).sum())
     recording = record(workload)
     assert recording.replay_matches
-    assert [node.target for node in recording.op_graph if node.kind == "parameter"][0] == "code.weight"
+    assert next(node.target for node in recording.op_graph if node.kind == "parameter") == "code.weight"
