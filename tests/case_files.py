@@ -1,8 +1,8 @@
 """The cases and controls: models with a known fault or none, and whether `inspect` tells the truth about them.
 
-Each file has a `CASE`: `formats` says which formats are unsafe, `flag_sites` are the culprits (naming any one locates the
-fault), and `fix_sites` in FP32 repair the run. `tests/groundtruth/check_case.py` checks the claims of a file by running
-it, without any analysis.
+Each file has a `CASE`: `formats` says which formats are unsafe, `flag_sites` are the culprits (naming any one locates
+the fault), and `fix_sites` in FP32 repair the run. `tests/groundtruth/check_case.py` checks the claims of a file by
+running it, without any analysis.
 """
 
 import importlib
@@ -29,8 +29,8 @@ FORMATS = ("fp16", "bf16")
 class FormatResult:
     """What was found of one case in one format it makes a claim about.
 
-    `located`: a culprit is named `must`. `num_must`: sites named. `beside`: those named that the case names neither as a
-    culprit nor as part of its repair. `num_repair`, `num_fix`: sites of the computed repair and of the case's own.
+    `located`: a culprit is named `must`. `num_must`: sites named. `beside`: those named that the case names neither as
+    a culprit nor as part of its repair. `num_repair`, `num_fix`: sites of the computed repair and of the case's own.
     `repaired`: whether the ground truth's own executor finds a run healthy with the computed repair in FP32.
     """
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autoprec.analysis.build_up import SiteError, build_up
 from autoprec.analysis.causes import Seen, cause_of
 from autoprec.analysis.downstream import first_not_finite
 from autoprec.analysis.faults import FormatCheck, check_format
@@ -25,7 +26,8 @@ class Diagnosis:
     """What a format breaks, and the smallest repair.
 
     `repair` is None where nothing is broken. `causes` holds a reason for each of its sites. `chains` groups them: the
-    first of each is where a fault begins, the others read what it makes and need FP32 for the same numbers.
+    first of each is where a fault begins, the others read what it makes and need FP32 for the same numbers. `errors`
+    holds the error of each site's result with everything low, as it builds up along the step.
     """
 
     format: str
@@ -35,6 +37,7 @@ class Diagnosis:
     causes: Mapping[Site, Reason]
     chains: tuple[tuple[Site, ...], ...]
     kernel_faults: tuple[KernelFault, ...]
+    errors: tuple[SiteError, ...]
 
     @property
     def kept(self) -> tuple[Site, ...]:
@@ -64,7 +67,7 @@ def diagnose(
     faults = kernel_faults(references[check.batch], fmt, healthy, check.damage.loss_scale)
     return Diagnosis(
         format=fmt.name, num_sites=len(sites), check=check, repair=repair, causes=causes, chains=chains,
-        kernel_faults=faults,
+        kernel_faults=faults, errors=build_up(references[check.batch], fmt, frozenset(sites)),
     )  # fmt: skip
 
 
