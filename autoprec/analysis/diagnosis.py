@@ -47,14 +47,19 @@ class Diagnosis:
 
 
 def diagnose(
-    references: Sequence[Reference], fmt: LowFormat, *, loss_scale: float, max_steps: int = MOST_STEPS
+    references: Sequence[Reference],
+    fmt: LowFormat,
+    *,
+    loss_scale: float = 1.0,
+    least_scale: float = 1.0,
+    max_steps: int = MOST_STEPS,
 ) -> Diagnosis:
-    """Return the diagnosis of a format on recorded steps, under the loss scale that is advised for it.
+    """Return the diagnosis of a format on recorded steps, under a loss scale that may back off to `least_scale`.
 
     Costs one step a batch and some three more where the format does no harm; up to `max_steps` more where it does.
     """
     sites = _sites(references, fmt)
-    check = check_format(references, fmt, sites, loss_scale)
+    check = check_format(references, fmt, sites, loss_scale, least_scale)
     repair: Repair | None = None
     causes: Mapping[Site, Reason] = {}
     chains: tuple[tuple[Site, ...], ...] = ()

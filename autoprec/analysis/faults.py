@@ -56,10 +56,13 @@ class FormatCheck:
 
 
 def check_format(
-    references: Sequence[Reference], fmt: LowFormat, sites: Sequence[Site], loss_scale: float
+    references: Sequence[Reference], fmt: LowFormat, sites: Sequence[Site], loss_scale: float, least_scale: float
 ) -> FormatCheck:
-    """Return what running all `sites` in the format does. Costs one step a batch, and one more for the floor."""
-    found = [damage(each, fmt, frozenset(sites), loss_scale=loss_scale) for each in references]
+    """Return what running all `sites` in the format does under a loss scale that may back off to `least_scale`.
+
+    Costs one step a batch, and one more for the floor.
+    """
+    found = [damage(each, fmt, frozenset(sites), loss_scale=loss_scale, least_scale=least_scale) for each in references]
     batch = max(range(len(found)), key=lambda index: found[index].gradient_error)
     return FormatCheck(
         format=fmt.name,

@@ -10,7 +10,7 @@ format, since units accumulate in FP32, and what stands in for them may be a hun
 import math
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -200,7 +200,7 @@ class Damage:
     """How far a low step is from the FP32 step: relative errors of the loss, and of the gradient of all parameters.
 
     Both are infinite where the loss or a gradient is not finite, and where the step cannot run: then `raised` is
-    torch's message. `loss_scale` is the one that the gradients are finite with, or the smallest one tried.
+    torch's message. `loss_scale` is the one that the gradients are finite with, or the one asked for.
     """
 
     loss_error: float
@@ -235,19 +235,21 @@ def damage(
     low: Collection[Site],
     *,
     loss_scale: float = 1.0,
+    least_scale: float | None = None,
     forced: Collection[Site] = _NOTHING,
 ) -> Damage:
     """Return what running the sites `low` in the format does to a step.
 
-    Where gradients are not finite under `loss_scale`, smaller ones are tried, as a dynamic loss scale does: what they
-    mend is no fault of a site. Costs one step, or up to three more.
+    Down to `least_scale`, smaller loss scales are tried where gradients are not finite, as a dynamic one does: what they
+    mend is no fault of a site. Costs one step, then up to three more.
     """
     found = _damage_at(loss_scale, reference, fmt, low, forced)
+    least = loss_scale if least_scale is None else least_scale
     for _ in range(_NUM_BACKOFFS):
-        if not math.isfinite(found.loss_error) or math.isfinite(found.gradient_error) or found.loss_scale <= 1:
+        if not math.isfinite(found.loss_error) or math.isfinite(found.gradient_error) or found.loss_scale <= least:
             break
-        found = _damage_at(max(found.loss_scale * _BACKOFF, 1.0), reference, fmt, low, forced)
-    return found
+        found = _damage_at(max(found.loss_scale * _BACKOFF, least), reference, fmt, low, forced)
+    return found if math.isfinite(found.gradient_error) else replace(found, loss_scale=loss_scale)
 
 
 def _damage_at(
