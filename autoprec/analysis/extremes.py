@@ -1,14 +1,18 @@
 """The extremes of what a recorded step starts from: parameters, buffers, constants and the batch."""
 
+import math
 from collections.abc import Mapping
 
 import torch
 
+from autoprec.analysis.ranges import Interval
 from autoprec.capture import Recording
 
+_FEW = 64  # elements that tell of most tensors that they hold other numbers than integers
 
-def extremes_of(recording: Recording) -> Mapping[str, tuple[float, float]]:
-    """Return the smallest and the largest element of each tensor, by the names that `ranges_of` takes.
+
+def extremes_of(recording: Recording) -> Mapping[str, Interval]:
+    """Return the interval from the smallest to the largest element of each tensor, by the names `ranges_of` takes.
 
     Tensors with a NaN, without elements, and those that are not dense and real have no entry.
     """
@@ -19,7 +23,7 @@ def extremes_of(recording: Recording) -> Mapping[str, tuple[float, float]]:
             found[node.name] = next(inputs, None)
         elif node.kind in ("parameter", "buffer", "constant"):
             found[node.target] = _attribute(recording.graph_module, node.target)
-    return {name: ends for name, value in found.items() if (ends := _ends(value)) is not None}
+    return {name: ends for name, value in found.items() if (ends := _interval(value)) is not None}
 
 
 def _attribute(root: object, target: str) -> object:
@@ -28,11 +32,20 @@ def _attribute(root: object, target: str) -> object:
     return root
 
 
-def _ends(value: object) -> tuple[float, float] | None:
+def _interval(value: object) -> Interval | None:
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_quantized or value.is_meta:
         return None
     if not value.numel() or value.is_complex() or value.dtype == torch.bool:
         return None
     detached = value.detach()
-    low, high = (end.item() for end in (detached.amin(), detached.amax()))
-    return None if low != low or high != high else (float(low), float(high))  # noqa: PLR0124 a NaN
+    low, high = float(detached.amin()), float(detached.amax())
+    if math.isnan(low) or math.isnan(high):
+        return None
+    return Interval(low, high, is_integer=_are_integers(detached), is_number=True, is_tight=True)
+
+
+def _are_integers(tensor: torch.Tensor) -> bool:
+    if not tensor.is_floating_point():
+        return True
+    first = tensor.reshape(-1)[:_FEW]
+    return all(bool((part == part.round()).all()) for part in (first, tensor))

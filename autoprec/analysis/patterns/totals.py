@@ -13,6 +13,7 @@ PRODUCTS = ("matmul", "mm", "bmm", "mv", "dot", "einsum", "baddbmm", "inner")
 _SCATTERS = ("index_add", "scatter_add", "index_put", "scatter_reduce")
 _MEAN_LOSSES = ("cross_entropy", "nll_loss")
 _LONG = 512  # products that are never negative add up from about here
+_READERS = (*PRODUCTS, "linear", "addmm", "conv1d", "conv2d", "conv3d")
 _POINTWISE = ("add", "sub", "mul", "div", "maximum", "addcmul", "sum", "prod", "outer", "pow", "square", "cumsum")
 
 
@@ -159,6 +160,8 @@ def _range_overflows(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
         detail = f"reads numbers of up to {top:.3g}, and {fmt.name} ends at {fmt.max:g}"
         return Match(nodes=(node,), detail=detail, number=top)
     top = result.magnitude
+    if node.op in _READERS:  # a bound on a sum of products is too wide to tell
+        return None
     if not fmt.max < top < math.inf or any(each.magnitude > fmt.max for each in read):
         return None
     return Match(nodes=(node,), detail=f"may reach {top:.3g}, and {fmt.name} ends at {fmt.max:g}", number=top)
@@ -211,7 +214,7 @@ PATTERNS = (
         cure="add an eps that the format holds (1e-4 in fp16) under the root",
     ),
     Pattern(
-        code=ReasonCode.RANGE_OVERFLOWS, ops=_POINTWISE, match=_range_overflows,
+        code=ReasonCode.RANGE_OVERFLOWS, ops=(*_POINTWISE, *_READERS), match=_range_overflows,
         cure="compute in a smaller unit, such as fractions of the image instead of pixels",
     ),
     Pattern(

@@ -21,27 +21,25 @@ _REPLACE = frozenset({"set", "resize", "resize_as"})
 # Fused kernels that write to the running statistics among their arguments, unseen by autograd.
 _KEEP_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 
-Extremes = Mapping[str, tuple[float, float]]
+Known = Mapping[str, Interval]
+_NOTHING: Known = MappingProxyType({})
 
 
-def ranges_of(
-    op_graph: OpGraph, extremes: Extremes = MappingProxyType({}), *, inputs: tuple[float, float] | None = None
-) -> dict[str, Interval]:
+def ranges_of(op_graph: OpGraph, known: Known = _NOTHING, *, inputs: Interval = TOP) -> dict[str, Interval]:
     """Return an interval for each node, of all its results together, that holds whatever the data.
 
-    `extremes` are the smallest and largest element of parameters, buffers and constants by their target, and of inputs
-    by the name of their node; `inputs` is assumed of floating inputs that it does not name. Takes time linear in nodes
-    and edges.
+    `known` are those of parameters, buffers and constants by their target, and of inputs by the name of their node;
+    `inputs` is assumed of floating inputs that it does not name. Takes time linear in nodes and edges.
     """
-    return _Propagation(op_graph, extremes, inputs).run()
+    return _Propagation(op_graph, known, inputs).run()
 
 
 class _Propagation:
     """The intervals so far: of each node, of what its name gives when read now, and of all memory it shares."""
 
-    def __init__(self, op_graph: OpGraph, extremes: Extremes, inputs: tuple[float, float] | None) -> None:
+    def __init__(self, op_graph: OpGraph, known: Known, inputs: Interval) -> None:
         self._graph = op_graph
-        self._extremes = extremes
+        self._known = known
         self._inputs = inputs
         self._found: dict[str, Interval] = {}
         self._parts: dict[str, tuple[Interval, ...]] = {}
@@ -100,15 +98,13 @@ class _Propagation:
 
     def _source(self, node: OpNode) -> Interval:
         dtype = node.outputs[0].dtype if node.outputs else ""
-        known = self._extremes.get(node.target or node.name)
-        if known is None and node.kind == "input" and node.outputs and node.outputs[0].is_floating:
-            known, is_tight = self._inputs, False
-        else:
-            is_tight = True
-        if known is None or self._keeps_statistics(node):
+        if self._keeps_statistics(node):
             return everything(dtype)
-        integers = everything(dtype).is_integer
-        return Interval(*known, is_integer=integers, is_number=True, is_tight=is_tight)
+        known = self._known.get(node.target or node.name)
+        if known is not None:
+            return known
+        is_input = node.kind == "input" and bool(node.outputs) and node.outputs[0].is_floating
+        return self._inputs if is_input else everything(dtype)
 
     def _keeps_statistics(self, node: OpNode) -> bool:
         """Return whether a kernel writes to this buffer unseen, and another call reads it."""

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from autoprec.analysis.ranges.interval import TOP, Interval, add, grown, hull, multiply, point, sum_error
 from autoprec.analysis.ranges.reading import Reading, Rule
+from autoprec.graph.opgraph import Ref
 
 _ZERO, _ONE = point(0.0), point(1.0)
 _FRACTION = Interval(0.0, 1.0, is_number=True)
@@ -95,6 +96,14 @@ def _part(call: Reading) -> Interval:
     return call.interval(0).loose()
 
 
+def _indexed(call: Reading) -> Interval:
+    """Return the interval of `tensor[index]`, which is all of the tensor where the index only adds dimensions."""
+    index = call.value(1, "index")
+    parts = index if isinstance(index, tuple) else (index,)
+    whole = all(part in (None, slice(None), "Ellipsis") for part in parts if not isinstance(part, Ref))
+    return call.interval(0) if whole and not any(isinstance(part, Ref) for part in parts) else call.interval(0).loose()
+
+
 def _viewed(call: Reading) -> Interval:
     """Return the interval of a view, unless it reads the bits as another dtype."""
     given = [value for value in call.given() if isinstance(value, str)]
@@ -167,7 +176,7 @@ _WHOLE = (
 )
 _PART = (
     "view_as narrow select split split_with_sizes tensor_split hsplit vsplit dsplit chunk unbind diagonal "
-    "linalg_diagonal as_strided getitem gather index_select masked_select take take_along_dim real resolve_conj "
+    "linalg_diagonal as_strided gather index_select masked_select take take_along_dim real resolve_conj "
     "resolve_neg repeat_interleave"
 )
 _WITH_ZEROS = "tril triu diag diag_embed diagflat unfold"
@@ -181,6 +190,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **{op: Rule(_constant(_ONE), 0, keeps_numbers=True) for op in ("ones", "ones_like", "new_ones")},
         **{op: Rule(_joined, 0, keeps_numbers=True) for op in ("cat", "stack", "hstack", "vstack", "dstack", "column_stack")},
         **{op: Rule(_constant(_FRACTION), 0, keeps_numbers=True) for op in ("rand", "rand_like")},
+        "getitem": Rule(_indexed, 0, keeps_numbers=True),
         "view": Rule(_viewed, 0, keeps_numbers=True),
         "get": Rule(_property, 0, keeps_numbers=True),
         "full": Rule(_argument(1, "fill_value"), 1, keeps_numbers=True),
