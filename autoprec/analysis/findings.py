@@ -20,7 +20,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 _NUM_NAMES = 4
 
 # What to change in the user's code, for the reasons that have a cure other than FP32.
-_CURES = {
+CURES = {
     ReasonCode.CONSTANT_OVERFLOWS: "write torch.finfo(x.dtype).min, or -inf where no row is masked completely",
     ReasonCode.GUARD_VANISHES: "use an eps that the format holds, or add it outside of the low region",
     ReasonCode.BOUND_ROUNDS_TO_ONE: "clamp the logits instead, or use the loss that takes logits",
@@ -68,7 +68,7 @@ def _sites(marks: Iterable[Mark]) -> Iterator[Finding]:
         for reason in mark.reasons:
             severity = _severity(mark, reason)
             if severity is not None:
-                cure = _CURES.get(reason.code)
+                cure = CURES.get(reason.code)
                 keep = f'keep it in FP32: {{sites: "{mark.site}", format: fp32}}'
                 yield Finding(
                     code=reason.code.value,
@@ -81,10 +81,10 @@ def _sites(marks: Iterable[Mark]) -> Iterator[Finding]:
 
 def _severity(mark: Mark, reason: Reason) -> Severity | None:
     """Return how harmful a reason is; None for what the classes of ops say by default."""
-    is_fault = reason.code in _CURES and bool(reason.evidence["raises"] or reason.evidence["num_broken_calls"])
+    is_fault = reason.code in CURES and bool(reason.evidence["raises"] or reason.evidence["num_broken_calls"])
     if is_fault and mark.verdict == "must":
         return "error"
-    return "note" if reason.code in _CURES or reason.code is ReasonCode.UNKNOWN_OP else None
+    return "note" if reason.code in CURES or reason.code is ReasonCode.UNKNOWN_OP else None
 
 
 def _loss_scale(advice: Sequence[LossScaleAdvice]) -> Iterator[Finding]:

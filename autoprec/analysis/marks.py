@@ -86,7 +86,7 @@ def merge(marks: Iterable[Mark]) -> tuple[Mark, ...]:
     groups: dict[tuple[Site, str], list[Mark]] = {}
     for mark in marks:
         groups.setdefault((mark.site, mark.format), []).append(mark)
-    return tuple(_strongest(group) for group in groups.values())
+    return tuple(_strongest(group) if len(group) > 1 else group[0] for group in groups.values())
 
 
 def _strongest(group: list[Mark]) -> Mark:

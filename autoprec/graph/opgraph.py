@@ -92,9 +92,8 @@ class OpGraph:
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[OpNode]:
-        """Yield all nodes in execution order."""
-        for name in self.digraph:
-            yield self[name]
+        """Return all nodes in execution order."""
+        return iter(self._nodes.values())
 
     def __len__(self) -> int:
         """Return the number of nodes."""
@@ -102,8 +101,7 @@ class OpGraph:
 
     def __getitem__(self, name: str) -> OpNode:
         """Return the node called `name`."""
-        node: OpNode = self.digraph.nodes[name]["call"]
-        return node
+        return self._nodes[name]
 
     def calls(self) -> Iterator[OpNode]:
         """Yield the op nodes that have a site, in execution order."""
@@ -116,6 +114,10 @@ class OpGraph:
     def calls_of(self, site: Site) -> tuple[OpNode, ...]:
         """Return the nodes of `site`: one for each call of its module."""
         return self._calls_by_site.get(site, ())
+
+    @cached_property
+    def _nodes(self) -> Mapping[str, OpNode]:
+        return dict(self.digraph.nodes(data="call"))
 
     @cached_property
     def _calls_by_site(self) -> Mapping[Site, tuple[OpNode, ...]]:

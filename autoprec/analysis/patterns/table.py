@@ -72,7 +72,13 @@ def _marks(walk: Walk, node: OpNode, pattern: Pattern, low: Format) -> Iterator[
 
 def _evidence(match: Match, node: OpNode, pattern: Pattern) -> Mapping[str, object]:
     return MappingProxyType(
-        {"number": match.number, "at": str(node.site), "cure": pattern.cure, **match.evidence}
+        {
+            "number": match.number,
+            "at": str(node.site),
+            "proved": match.verdict == "must",
+            "cure": pattern.cure,
+            **match.evidence,
+        }
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from autoprec.numerics import FORMATS, Format
@@ -58,7 +58,7 @@ class Interval:
 
     def loose(self) -> "Interval":
         """Return the interval of any part of the elements, which need not reach the ends."""
-        return replace(self, is_tight=False) if self.is_tight else self
+        return Interval(self.lo, self.hi, self.is_integer, self.is_number) if self.is_tight else self
 
 
 TOP = Interval()
@@ -74,8 +74,8 @@ def point(value: float) -> Interval:
 def hull(intervals: Iterable[Interval]) -> Interval:
     """Return the smallest interval that holds all of `intervals`, each of which has elements; the top for none."""
     every = tuple(intervals)
-    if not every:
-        return TOP
+    if len(every) < 2:
+        return every[0] if every else TOP
     return Interval(
         min(each.lo for each in every),
         max(each.hi for each in every),
@@ -95,12 +95,14 @@ def add(a: Interval, b: Interval) -> Interval:
 
 def signed_like(total: Interval, one: Interval) -> Interval:
     """Return `total`, kept to the side of zero that all terms, which lie in `one`, are on."""
-    return replace(total, lo=max(total.lo, 0.0) if one.lo >= 0 else total.lo, hi=min(total.hi, 0.0) if one.hi <= 0 else total.hi)
+    low = max(total.lo, 0.0) if one.lo >= 0 else total.lo
+    high = min(total.hi, 0.0) if one.hi <= 0 else total.hi
+    return Interval(low, high, total.is_integer, total.is_number, total.is_tight)
 
 
 def negate(a: Interval) -> Interval:
     """Return the interval of the negated elements."""
-    return replace(a, lo=-a.hi, hi=-a.lo)
+    return Interval(-a.hi, -a.lo, a.is_integer, a.is_number, a.is_tight)
 
 
 def multiply(a: Interval, b: Interval, *, is_outer: bool = False) -> Interval:
@@ -130,14 +132,14 @@ def map_monotone(function: Callable[[float], float], a: Interval) -> Interval:
 
 def clip(a: Interval, lo: float, hi: float) -> Interval:
     """Return the interval of the elements, each moved to the nearest number from `lo` to `hi`."""
-    return replace(a, lo=min(max(a.lo, lo), hi), hi=max(min(a.hi, hi), lo))
+    return Interval(min(max(a.lo, lo), hi), max(min(a.hi, hi), lo), a.is_integer, a.is_number, a.is_tight)
 
 
 def grown(a: Interval, amount: float) -> Interval:
     """Return `a` with both ends moved out by `amount`."""
     if amount == 0:
         return a
-    return replace(a, lo=_low(a.lo - amount), hi=_high(a.hi + amount), is_integer=False, is_tight=a.is_tight)
+    return Interval(_low(a.lo - amount), _high(a.hi + amount), is_number=a.is_number, is_tight=a.is_tight)
 
 
 def _product(x: float, y: float) -> float:
@@ -152,16 +154,31 @@ def _high(x: float) -> float:
     return INF if math.isnan(x) else x
 
 
-# What the dtype of a result does to it. float64 is no format of the product, and its range is that of Python's floats.
+# What the dtype of a result does to it.
 
-_DTYPE_FORMATS: Mapping[str, Format] = MappingProxyType(
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """What a floating dtype can hold, computed once."""
+
+    precision: int
+    eps: float
+    max: float
+    min_normal: float
+
+
+def _storage(row: Format) -> _Storage:
+    return _Storage(row.precision, row.eps, row.max, row.min_normal)
+
+
+_FLOAT64 = Format(name="float64", exponent_bits=11, mantissa_bits=52, storage_bits=64)
+_STORAGE: Mapping[str, _Storage] = MappingProxyType(
     {
-        "float32": FORMATS["fp32"],
-        "bfloat16": FORMATS["bf16"],
-        "float16": FORMATS["fp16"],
-        "float8_e4m3fn": FORMATS["fp8_e4m3"],
-        "float8_e5m2": FORMATS["fp8_e5m2"],
-        "float64": Format(name="float64", exponent_bits=11, mantissa_bits=52, storage_bits=64),
+        "float32": _storage(FORMATS["fp32"]),
+        "bfloat16": _storage(FORMATS["bf16"]),
+        "float16": _storage(FORMATS["fp16"]),
+        "float8_e4m3fn": _storage(FORMATS["fp8_e4m3"]),
+        "float8_e5m2": _storage(FORMATS["fp8_e5m2"]),
+        "float64": _storage(_FLOAT64),
     }
 )
 _INTEGERS: Mapping[str, Interval] = MappingProxyType(
@@ -185,14 +202,15 @@ def sum_error(num_terms: float, magnitude: float, dtype: str) -> float:
     """
     if magnitude == 0:
         return 0.0
-    fmt = _DTYPE_FORMATS.get(dtype)
+    fmt = _STORAGE.get(dtype)
     relative = num_terms * fmt.eps if fmt is not None else INF
     return magnitude * relative / (1 - relative) if relative < 1 else INF
 
 
-def format_of(dtype: str) -> Format | None:
-    """Return the format of a floating dtype; None for other dtypes."""
-    return _DTYPE_FORMATS.get(dtype)
+def largest(dtype: str) -> float | None:
+    """Return the largest finite number of a floating dtype; None for other dtypes."""
+    fmt = _STORAGE.get(dtype)
+    return None if fmt is None else fmt.max
 
 
 def everything(dtype: str) -> Interval:
@@ -206,7 +224,7 @@ def fit(a: Interval, dtype: str, *, num_roundings: float = 1) -> Interval:
     With one rounding, an end that is a number of the dtype stays, since rounding never changes the order of numbers.
     Integers wrap around where they overflow; what may be NaN or infinite becomes any integer.
     """
-    fmt = _DTYPE_FORMATS.get(dtype)
+    fmt = _STORAGE.get(dtype)
     if fmt is not None:
         return _rounded(a, fmt, num_roundings)
     every = _INTEGERS.get(dtype)
@@ -222,20 +240,20 @@ def fit(a: Interval, dtype: str, *, num_roundings: float = 1) -> Interval:
     return Interval(lo, hi, is_integer=True, is_number=True, is_tight=a.is_tight)
 
 
-def _rounded(a: Interval, fmt: Format, num_roundings: float) -> Interval:
+def _rounded(a: Interval, fmt: _Storage, num_roundings: float) -> Interval:
     if a.lo == -INF and a.hi == INF:
         return a
     lo, hi = -_outward(-a.lo, fmt, num_roundings), _outward(a.hi, fmt, num_roundings)
     return Interval(lo, hi, a.is_integer, a.is_number, a.is_tight)
 
 
-def _is_number_of(x: float, fmt: Format) -> bool:
+def _is_number_of(x: float, fmt: _Storage) -> bool:
     """Return whether the finite `x` is a normal number of `fmt`."""
     significand, _ = math.frexp(x)
     return math.ldexp(significand, fmt.precision).is_integer() and fmt.min_normal <= abs(x) <= fmt.max
 
 
-def _outward(x: float, fmt: Format, num_roundings: float) -> float:
+def _outward(x: float, fmt: _Storage, num_roundings: float) -> float:
     """Return an upper bound on what an exact result of at most `x` becomes."""
     if x == 0 or math.isinf(x):
         return x

@@ -12,8 +12,8 @@ from autoprec.analysis.ranges.interval import (
     add,
     clip,
     divide,
-    format_of,
     hull,
+    largest,
     map_monotone,
     multiply,
     negate,
@@ -287,12 +287,12 @@ def _whole(function: Callable[[float], int], x: float) -> float:
 
 
 def _without_nan(call: Reading) -> Interval:
-    fmt = format_of(call.node.outputs[0].dtype) if call.node.outputs else None
+    top = largest(call.node.outputs[0].dtype) if call.node.outputs else None
     names = ("nan", "posinf", "neginf")
-    if fmt is None or any(call.value(place, name, None) is not None for place, name in enumerate(names[1:], 2)):
+    if top is None or any(call.value(place, name, None) is not None for place, name in enumerate(names[1:], 2)):
         return TOP
     nan = call.interval(1, "nan", _ZERO)
-    return replace(hull((clip(call.interval(0), -fmt.max, fmt.max), nan)), is_number=True, is_tight=False)
+    return replace(hull((clip(call.interval(0), -top, top), nan)), is_number=True, is_tight=False)
 
 
 def _threshold(call: Reading) -> Interval:

@@ -5,7 +5,6 @@ to the one assumption about fused norms that `autoprec.analysis.ranges.sums` sta
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from autoprec.analysis.ranges import pointwise, shaped, sums
@@ -22,10 +21,10 @@ _REPLACE = frozenset({"set", "resize", "resize_as"})
 _KEEP_STATISTICS = frozenset({"batch_norm", "instance_norm"})
 
 Known = Mapping[str, Interval]
-_NOTHING: Known = MappingProxyType({})
+NOTHING_KNOWN: Known = MappingProxyType({})
 
 
-def ranges_of(op_graph: OpGraph, known: Known = _NOTHING, *, inputs: Interval = TOP) -> dict[str, Interval]:
+def ranges_of(op_graph: OpGraph, known: Known = NOTHING_KNOWN, *, inputs: Interval = TOP) -> dict[str, Interval]:
     """Return an interval for each node, of all its results together, that holds whatever the data.
 
     `known` are those of parameters, buffers and constants by their target, and of inputs by the name of their node;
@@ -146,10 +145,12 @@ class _Read:
 def _stored(each: Interval, dtype: str, num_roundings: float, *, keeps: bool) -> Interval:
     """Return a result once it is stored as `dtype`; a bounded result of numbers is a number if the op `keeps` them."""
     is_number = keeps and each.is_finite
-    fitted = fit(replace(each, is_number=is_number or (each.is_number and dtype != "")), dtype, num_roundings=num_roundings)
-    if fitted.is_integer and everything(dtype).is_integer:
-        return fitted
-    return replace(fitted, is_number=is_number and fitted.is_finite)
+    if is_number != each.is_number and not (each.is_number and each.is_integer):
+        each = Interval(each.lo, each.hi, each.is_integer, is_number, each.is_tight)
+    fitted = fit(each, dtype, num_roundings=num_roundings)
+    if fitted.is_number and not (is_number and fitted.is_finite) and not everything(dtype).is_integer:
+        return Interval(fitted.lo, fitted.hi, fitted.is_integer, is_tight=fitted.is_tight)
+    return fitted
 
 
 def _replaced(node: OpNode) -> tuple[str, ...]:

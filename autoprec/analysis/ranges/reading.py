@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from autoprec.analysis.ranges.interval import TOP, Interval, fit, format_of, point
+from autoprec.analysis.ranges.interval import TOP, Interval, fit, largest, point
 from autoprec.graph.opgraph import OpGraph, OpNode, Ref
 
 Shape: TypeAlias = tuple[int, ...]
@@ -41,7 +41,7 @@ class Reading:
         if not _is_number(value):
             return TOP
         dtype = self.node.outputs[0].dtype if self.node.outputs else ""
-        return fit(point(float(value)), dtype) if format_of(dtype) is not None else point(float(value))
+        return fit(point(float(value)), dtype) if largest(dtype) is not None else point(float(value))
 
     def intervals(self, place: int, name: str) -> list[Interval]:
         """Return the intervals of an argument that is a sequence of tensors."""
