@@ -7,10 +7,13 @@ from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import LostConstant, constant_marks, lost_constants
 from autoprec.analysis.findings import SEVERITIES, Finding, Severity, findings_of
 from autoprec.analysis.histogram import ExponentHistogram, exponent_histogram
-from autoprec.analysis.inspection import Inspection, inspect_recording
+from autoprec.analysis.inspection import Inspection, inspect_recording, inspect_static
 from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
 from autoprec.analysis.marks import VERDICTS, Mark, Reason, ReasonCode, Verdict, merge
+from autoprec.analysis.patterns import explanations, pattern_marks
+from autoprec.analysis.ranges import Interval, ranges_of
 from autoprec.analysis.single_site import broken_calls
+from autoprec.analysis.static import StaticAnalysis, static_analysis
 from autoprec.analysis.storage import Storage, StoredBuffer, StoredParameter, storage_of
 
 __all__ = [
@@ -20,25 +23,32 @@ __all__ = [
     "Finding",
     "GradientHistograms",
     "Inspection",
+    "Interval",
     "LossScaleAdvice",
     "LostConstant",
     "Mark",
     "Reason",
     "ReasonCode",
     "Severity",
+    "StaticAnalysis",
     "Storage",
     "StoredBuffer",
     "StoredParameter",
     "Verdict",
     "broken_calls",
     "constant_marks",
+    "explanations",
     "exponent_histogram",
     "findings_of",
     "inspect_recording",
+    "inspect_static",
     "loss_scale_advice",
     "lost_constants",
     "merge",
+    "pattern_marks",
+    "ranges_of",
     "run_backward",
+    "static_analysis",
     "static_marks",
     "storage_of",
 ]

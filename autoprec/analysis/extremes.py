@@ -16,7 +16,7 @@ def extremes_of(recording: Recording) -> Mapping[str, Interval]:
 
     Tensors with a NaN, without elements, and those that are not dense and real have no entry.
     """
-    found = {}
+    found: dict[str, object] = {}
     inputs = iter(recording.inputs)
     for node in recording.op_graph:
         if node.kind == "input":

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import constant_marks, lost_constants
+from autoprec.analysis.extremes import extremes_of
 from autoprec.analysis.findings import Finding, findings_of
 from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
 from autoprec.analysis.marks import Mark, merge
 from autoprec.analysis.single_site import broken_calls
+from autoprec.analysis.static import static_analysis
 from autoprec.analysis.storage import Storage, storage_of
 from autoprec.capture import Recording
 from autoprec.graph.opgraph import OpGraph
@@ -20,15 +22,16 @@ class Inspection:
     """What is known of a workload without training it.
 
     `marks` holds one mark for each site and format, in order of first execution; `advice` one entry a format.
+    `replay_matches`, `gradients` and `storage` are None, and `advice` is empty, where nothing was run to know them.
     """
 
     formats: tuple[str, ...]
     op_graph: OpGraph
-    replay_matches: bool
+    replay_matches: bool | None
     marks: tuple[Mark, ...]
-    gradients: GradientHistograms
+    gradients: GradientHistograms | None
     advice: tuple[LossScaleAdvice, ...]
-    storage: Storage
+    storage: Storage | None
     findings: tuple[Finding, ...]
 
 
@@ -54,4 +57,19 @@ def inspect_recording(recording: Recording, workload: Workload, formats: Sequenc
         advice=advice,
         storage=storage,
         findings=findings_of(marks, advice, storage, replay_matches=replay_matches),
+    )
+
+
+def inspect_static(recording: Recording, formats: Sequence[str], device_kind: str) -> Inspection:
+    """Return what graph, constants and the recorded batch say, without running anything again."""
+    found = static_analysis(recording.op_graph, formats, device_kind, extremes_of(recording))
+    return Inspection(
+        formats=tuple(formats),
+        op_graph=recording.op_graph,
+        replay_matches=None,
+        marks=found.marks,
+        gradients=None,
+        advice=(),
+        storage=None,
+        findings=found.findings,
     )

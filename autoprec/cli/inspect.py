@@ -20,6 +20,7 @@ def inspect(
     device: Annotated[str, typer.Option(help="Device to run on: auto, cpu, cuda or mps.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the model's weights and of every other random choice.")] = 0,
     every_site: Annotated[bool, typer.Option("--all", help="Show every site, not one line a layer.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Say only what needs no run in a low format: fast.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Show what must stay FP32 in a training run, what should by default, and why, without training it.
@@ -27,7 +28,7 @@ def inspect(
     Exit code 1 if anything must stay FP32.
     """
     names = _formats(formats)
-    from autoprec.analysis import inspect_recording
+    from autoprec.analysis import inspect_recording, inspect_static
     from autoprec.capture import record
     from autoprec.report.inspect_json import inspect_json
     from autoprec.report.inspect_view import inspect_view
@@ -39,7 +40,10 @@ def inspect(
         loaded, info = load(workload), describe(device)
         recording = record(loaded.workload, device=info.kind, seed=seed)
         check_first_loss(recording)
-        inspection = inspect_recording(recording, loaded.workload, names, info.kind)
+        if static:
+            inspection = inspect_static(recording, names, info.kind)
+        else:
+            inspection = inspect_recording(recording, loaded.workload, names, info.kind)
     if as_json:
         found = inspect_json(inspection, workload=loaded.name, device=_device_json(info))
         typer.echo(json.dumps(found, indent=2, allow_nan=False))

@@ -117,7 +117,7 @@ class OpGraph:
 
     @cached_property
     def _nodes(self) -> Mapping[str, OpNode]:
-        return dict(self.digraph.nodes(data="call"))
+        return {name: attributes["call"] for name, attributes in self.digraph.nodes.items()}
 
     @cached_property
     def _calls_by_site(self) -> Mapping[Site, tuple[OpNode, ...]]:

@@ -30,9 +30,7 @@ def _decomposed_norm(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     return _written_out(walk, (square, mean, *inner.guards, node), square, num_terms=terms, fmt=fmt)
 
 
-def _written_out(
-    walk: Walk, nodes: tuple[OpNode, ...], square: OpNode, *, num_terms: int, fmt: Format
-) -> Match | None:
+def _written_out(walk: Walk, nodes: tuple[OpNode, ...], square: OpNode, *, num_terms: int, fmt: Format) -> Match | None:
     limit = math.sqrt(fmt.max / max(num_terms, 1))
     if is_short(fmt):
         if walk.interval(square, 0, "input").magnitude <= limit and walk.interval(square, 0, "input").lo > 0:
@@ -44,7 +42,7 @@ def _written_out(
             "where a fused norm is neither"
         )
         return Match(nodes=nodes, detail=detail, number=limit)
-    detail = f"a norm written out: its statistics keep {fmt.precision} significant bits in {fmt.name}, those of a fused norm 24"
+    detail = f"a norm written out: its statistics keep {fmt.precision} bits in {fmt.name}, those of a fused norm 24"
     return Match(nodes=nodes, detail=detail, number=fmt.precision)
 
 
@@ -69,13 +67,15 @@ def _variance_of_moments(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     share = 2 * fmt.unit_roundoff
     return Match(
         nodes=(product, first, *means, second, node),
-        detail=f"E[x^2] - E[x]^2: a variance below {share:.2g} of the squared mean is nothing but rounding in {fmt.name}",
+        detail=f"E[x^2] - E[x]^2: a variance below {share:.2g} of the squared mean is mere rounding in {fmt.name}",
         number=share,
     )
 
 
 def _is_product(walk: Walk, node: OpNode) -> bool:
-    return walk.squared(node) is not None or (node.op == "mul" and all(each is not None for each in walk.operands(node)))
+    return walk.squared(node) is not None or (
+        node.op == "mul" and all(each is not None for each in walk.operands(node))
+    )
 
 
 def _nearly_equal(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
@@ -89,13 +89,14 @@ def _nearly_equal(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
         return None
     return Match(
         nodes=(node,),
-        detail=f"differences of at most {largest:.2g} between numbers of {size:.3g}, which {fmt.name} holds in steps of {step:.2g}",
+        detail=f"differences of at most {largest:.2g} between numbers of {size:.3g}, held in steps of {step:.2g} in "
+        f"{fmt.name}",
         number=step,
     )
 
 
 def _norm_backward(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
-    """Tell of kernels that sum over rows in the dtype of the activation: torch 2.13 on CPU, layer norm, bf16 and fp16."""
+    """Tell of kernels that sum over rows in the dtype of the activation, as layer norm does on CPU in torch 2.13."""
     shape = node.args[1] if len(node.args) > 1 else node.kwargs.get("normalized_shape", ())
     sizes = shape if isinstance(shape, tuple) else (shape,)
     if walk.device_kind != "cpu" or not node.inputs or not all(isinstance(size, int) for size in sizes):

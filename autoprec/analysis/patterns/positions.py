@@ -9,7 +9,21 @@ from autoprec.analysis.ranges import Interval
 from autoprec.graph.opgraph import OpNode, Ref
 from autoprec.numerics import Format, ulp
 
-_ARITHMETIC = ("add", "sub", "mul", "div", "cumsum", "floor", "round", "clamp", "remainder", "floor_divide", "where", "cat", "stack")
+_ARITHMETIC = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "cumsum",
+    "floor",
+    "round",
+    "clamp",
+    "remainder",
+    "floor_divide",
+    "where",
+    "cat",
+    "stack",
+)
 _TO_PHASE = frozenset({"add", "sub", "mul", "div", "matmul", "mm", "bmm", "outer", "einsum", "cat", "stack"})
 _LOST_PHASE = 0.1  # rad: error of a phase that is worth telling
 _WRONG_PHASE = 1.0  # rad: with which a rotation points anywhere
@@ -28,7 +42,7 @@ def _positions_collide(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     proved = any(each.is_tight and each.magnitude > limit for each in values)
     return Match(
         nodes=(node,),
-        detail=f"positions of up to {top:,.0f} become indices, and {fmt.name} holds every integer only up to {limit:,}: "
+        detail=f"positions of up to {top:,.0f} become indices, and {fmt.name} holds all integers only up to {limit:,}: "
         "neighbors pick the same row",
         number=top,
         evidence={"max_exact_integer": limit, "step": ulp(top, fmt)},
@@ -55,7 +69,7 @@ def _phase_lost(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     proved = phase.is_tight and step / 2 >= _WRONG_PHASE
     return Match(
         nodes=(*_phase_sites(walk, node), node),
-        detail=f"the {node.op} of phases of up to {phase.magnitude:,.4g} rad, which {fmt.name} holds in steps of {step:g} rad",
+        detail=f"the {node.op} of phases of up to {phase.magnitude:,.4g} rad, held in steps of {step:g} rad in {fmt.name}",
         number=step,
         evidence={"phase": phase.magnitude},
         verdict="must" if proved else "prefer",
@@ -64,7 +78,7 @@ def _phase_lost(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
 
 def _phase_sites(walk: Walk, node: OpNode) -> Iterator[OpNode]:
     """Yield the calls that compute the phase from positions, the last one first, up to a few."""
-    todo, seen = [walk.operand(node, 0, "input")], set()
+    todo, seen = [walk.operand(node, 0, "input")], set[str]()
     while todo and len(seen) < 16:
         each = todo.pop()
         if each is None or each.name in seen or each.op not in _TO_PHASE:
@@ -85,7 +99,7 @@ def _large_addend(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
         step = ulp(addend.magnitude, fmt)
         return Match(
             nodes=(source, node),
-            detail=f"adds a position term of up to {addend.magnitude:,.4g}: the sum has steps of {step:g} in {fmt.name}, "
+            detail=f"adds a position of up to {addend.magnitude:,.4g}: the sum has steps of {step:g} in {fmt.name}, "
             "in which what it is added to is lost",
             number=step,
         )
@@ -93,14 +107,15 @@ def _large_addend(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
 
 
 def _long_recurrence(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
-    steps = walk.chains.get(node.name, 0)
+    steps, last = walk.chains.get(node.name, (0, ""))
     if steps < _LONG_CHAIN:
         return None
     return Match(
         nodes=(node,),
-        detail=f"a state is decayed and added to {steps:,} times: in {fmt.name} decays above 1 - {fmt.unit_roundoff / 2:.2g} "
-        f"are 1, and additions below {fmt.unit_roundoff:.2g} of the state are lost",
+        detail=f"a state is decayed and added to {steps:,} times: in {fmt.name} decays above "
+        f"1 - {fmt.unit_roundoff / 2:.2g} are 1, and additions below {fmt.unit_roundoff:.2g} of the state are lost",
         number=steps,
+        evidence={"at": str(walk.graph[last].site)},
     )
 
 

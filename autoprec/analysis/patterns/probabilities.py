@@ -31,7 +31,8 @@ def _softmax_then_log(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     gap = -math.log(vanishes_below(fmt))
     return Match(
         nodes=(inner.value, *inner.guards, node),
-        detail=f"log of a softmax: a class whose logit trails by {gap:.1f} has probability 0 in {fmt.name}, and log 0 is -inf",
+        detail=f"log of a softmax: a class whose logit trails by {gap:.1f} has probability 0 in {fmt.name}, "
+        "and log 0 is -inf",
         number=gap,
     )
 
@@ -55,7 +56,8 @@ def _sigmoid_then_log(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     what = "binary cross entropy" if node.op == "binary_cross_entropy" else "log"
     return Match(
         nodes=(value, *between, node),
-        detail=f"{what} of a sigmoid: logits above {logit:.1f} give exactly 1 in {fmt.name}, and log(1 - 1) is -inf or clamped",
+        detail=f"{what} of a sigmoid: logits above {logit:.1f} give exactly 1 in {fmt.name}, "
+        "and log(1 - 1) is -inf or clamped",
         number=logit,
     )
 
@@ -168,11 +170,11 @@ def _exp_of_difference(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
 
 def _rounds_to_one(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     result = walk.ranges[node.name]
-    if not 0.5 < result.lo or not result.hi < 1 or round_scalar(result.hi, fmt) != 1:
+    if not result.lo > 0.5 or not result.hi < 1 or round_scalar(result.hi, fmt) != 1:
         return None
     return Match(
         nodes=(node,),
-        detail=f"factors of up to 1 - {1 - result.hi:.2g} become 1 in {fmt.name}, whose spacing there is {fmt.eps / 2:.2g}",
+        detail=f"factors of up to 1 - {1 - result.hi:.2g} become 1 in {fmt.name}, with a spacing of {fmt.eps / 2:.2g}",
         number=1 - result.hi,
     )
 

@@ -17,21 +17,21 @@ _READERS = (*PRODUCTS, "linear", "addmm", "conv1d", "conv2d", "conv3d")
 _POINTWISE = ("add", "sub", "mul", "div", "maximum", "addcmul", "sum", "prod", "outer", "pow", "square", "cumsum")
 
 
-def _scale(walk: Walk, node: OpNode) -> tuple[OpNode | None, float] | None:
+def _scale(walk: Walk, node: OpNode) -> tuple[OpNode, float] | None:
     """Return what `node` scales down and by which factor below one; None if it does not."""
     if node.op == "div":
-        divisor = walk.number(node, 1)
-        return (walk.operand(node, 0, "input"), 1 / divisor) if divisor is not None and abs(divisor) > 1 else None
-    for value, factor in ((0, 1), (1, 0)):
-        number = walk.number(node, factor)
-        if number is not None and 0 < abs(number) < 1:
-            return walk.operand(node, value), number
+        divisor, value = walk.number(node, 1), walk.operand(node, 0, "input")
+        return (value, 1 / divisor) if value is not None and divisor is not None and abs(divisor) > 1 else None
+    for place, factor in ((0, 1), (1, 0)):
+        number, value = walk.number(node, factor), walk.operand(node, place)
+        if number is not None and value is not None and 0 < abs(number) < 1:
+            return value, number
     return None
 
 
 def _scale_after_product(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     scaled = _scale(walk, node)
-    if scaled is None or scaled[0] is None or scaled[0].op not in PRODUCTS or not is_short(fmt):
+    if scaled is None or scaled[0].op not in PRODUCTS or not is_short(fmt):
         return None
     product, factor = scaled
     length = contraction(product)
@@ -40,15 +40,15 @@ def _scale_after_product(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
         return None
     return Match(
         nodes=(product, node),
-        detail=f"a product over {length:,} terms is scaled by {factor:.3g} only afterwards: it overflows {fmt.name} once "
-        f"its factors average {limit:.3g}",
+        detail=f"a product over {length:,} terms is scaled by {factor:.3g} only afterwards: it overflows {fmt.name} "
+        f"once its factors average {limit:.3g}",
         number=limit,
     )
 
 
 def _scale_after_sum(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     scaled = _scale(walk, node)
-    if scaled is None or scaled[0] is None or scaled[0].op not in ("sum", "cumsum") or not is_short(fmt):
+    if scaled is None or scaled[0].op not in ("sum", "cumsum") or not is_short(fmt):
         return None
     total, _ = scaled
     length = num_reduced(total)
@@ -68,13 +68,14 @@ def _long_sum(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
         return None
     return Match(
         nodes=(node,),
-        detail=f"a sum of {length:,} values of up to {top:.3g} may reach {length * top:.3g}, and {fmt.name} ends at {fmt.max:g}",
+        detail=f"a sum of {length:,} values of up to {top:.3g} may reach {length * top:.3g}, "
+        f"and {fmt.name} ends at {fmt.max:g}",
         number=length * top,
     )
 
 
 def _long_loss(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
-    shape = node.inputs[0].shape if node.inputs else ()
+    shape = walk.shape(node, 0, "input")
     if len(shape) < 2 or not is_short(fmt) or node.kwargs.get("reduction", "mean") == "none" or shape[1] < 2:
         return None
     rows, guess = math.prod(shape) // shape[1], math.log(shape[1])
@@ -142,7 +143,8 @@ def _root_near_zero(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     inner = walk.unguarded(walk.operand(node, 0, "input"))
     return Match(
         nodes=(inner.value, *inner.guards, node),
-        detail=f"a root of numbers from {least:.3g} on: what is below {limit:.2g} is 0 in {fmt.name}, where its slope is infinite",
+        detail=f"a root of numbers from {least:.3g} on: what is below {limit:.2g} is 0 in {fmt.name}, "
+        "where its slope is infinite",
         number=limit,
         evidence={"least": least},
     )
@@ -174,7 +176,7 @@ def _added_to_limit(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
         if -fmt.max <= mask.lo <= half_step - fmt.max and score.lo < -half_step:
             return Match(
                 nodes=(node,),
-                detail=f"adds to {mask.lo:g}, the end of {fmt.name}: with a score of {-half_step:g} or less that is -inf",
+                detail=f"adds to {mask.lo:g}, where {fmt.name} ends: with a score of {-half_step:g} or less it is -inf",
                 number=half_step,
             )
     return None

@@ -12,12 +12,81 @@ from autoprec.ops import lookup
 
 # Ops that hand numbers on as they are: other shapes, parts, copies, other dtypes.
 MOVES = frozenset(
-    "view view_as reshape reshape_as permute transpose t adjoint movedim swapaxes narrow select split "
-    "split_with_sizes tensor_split hsplit vsplit dsplit chunk unbind unsqueeze squeeze flatten unflatten ravel expand "
-    "expand_as broadcast_to diagonal atleast_1d atleast_2d atleast_3d detach contiguous clone to float half bfloat16 "
-    "double type type_as cpu cuda repeat tile roll flip getitem get index_select repeat_interleave".split()
+    [
+        "view",
+        "view_as",
+        "reshape",
+        "reshape_as",
+        "permute",
+        "transpose",
+        "t",
+        "adjoint",
+        "movedim",
+        "swapaxes",
+        "narrow",
+        "select",
+        "split",
+        "split_with_sizes",
+        "tensor_split",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+        "chunk",
+        "unbind",
+        "unsqueeze",
+        "squeeze",
+        "flatten",
+        "unflatten",
+        "ravel",
+        "expand",
+        "expand_as",
+        "broadcast_to",
+        "diagonal",
+        "atleast_1d",
+        "atleast_2d",
+        "atleast_3d",
+        "detach",
+        "contiguous",
+        "clone",
+        "to",
+        "float",
+        "half",
+        "bfloat16",
+        "double",
+        "type",
+        "type_as",
+        "cpu",
+        "cuda",
+        "repeat",
+        "tile",
+        "roll",
+        "flip",
+        "getitem",
+        "get",
+        "index_select",
+        "repeat_interleave",
+    ]
 )
-_ARITHMETIC = frozenset("add sub mul div neg clamp clamp_min clamp_max floor round remainder floor_divide where masked_fill cat stack".split())
+_ARITHMETIC = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "neg",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "floor",
+        "round",
+        "remainder",
+        "floor_divide",
+        "where",
+        "masked_fill",
+        "cat",
+        "stack",
+    ]
+)
 _INDICES = frozenset({"long", "int"})
 _ANGLES = frozenset({"sin", "cos", "polar"})
 _SCORES = frozenset({"softmax", "log_softmax", "scaled_dot_product_attention", "sigmoid", "exp"})
@@ -209,26 +278,25 @@ def lowered(nodes: Sequence[OpNode | None]) -> Iterator[OpNode]:
             yield node
 
 
-def chains_of(walk: Walk) -> dict[str, int]:
-    """Return for each call of a recurrence `state = decay * state + input` how many steps its chain has.
+def chains_of(walk: Walk) -> dict[str, tuple[int, str]]:
+    """Return for each call of a recurrence `state = decay * state + input` its number of steps and its last call.
 
     A step is an addition one of whose terms is a product with the result of the step before.
     """
     depth: dict[str, int] = {}
-    before: dict[str, tuple[str, ...]] = {}
+    before: dict[str, tuple[str, str]] = {}
     for node in walk.graph:
-        if node.op == "add":
-            previous = _step_before(walk, node)
-            if previous is not None:
-                product, state = previous
-                depth[node.name] = depth.get(state.name, 0) + 1
-                before[node.name] = (product.name, state.name)
-    lengths: dict[str, int] = {}
+        previous = _step_before(walk, node) if node.op == "add" else None
+        if previous is not None:
+            product, state = previous
+            depth[node.name] = depth.get(state.name, 0) + 1
+            before[node.name] = (product.name, state.name)
+    longest: dict[str, tuple[int, str]] = {}
     for name in reversed(before):
-        total = max(lengths.get(name, 0), depth[name])
+        chain = max(longest.get(name, (0, "")), (depth[name], name))
         for each in (name, *before[name]):
-            lengths[each] = max(lengths.get(each, 0), total)
-    return lengths
+            longest[each] = max(longest.get(each, (0, "")), chain)
+    return longest
 
 
 def _step_before(walk: Walk, node: OpNode) -> tuple[OpNode, OpNode] | None:

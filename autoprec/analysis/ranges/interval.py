@@ -33,7 +33,7 @@ class Interval:
     @property
     def is_finite(self) -> bool:
         """Return whether both ends are finite."""
-        return -INF < self.lo and self.hi < INF
+        return self.lo > -INF and self.hi < INF
 
     @property
     def contains_zero(self) -> bool:
@@ -109,9 +109,7 @@ def multiply(a: Interval, b: Interval, *, is_outer: bool = False) -> Interval:
     """Return the interval of products; `is_outer`: every element of `a` meets every one of `b`."""
     corners = [_product(x, y) for x in (a.lo, a.hi) for y in (b.lo, b.hi)]
     tight = a.is_tight and b.is_tight and (is_outer or a.is_single or b.is_single)
-    return Interval(
-        min(corners), max(corners), a.is_integer and b.is_integer, a.is_number and b.is_number, tight
-    )
+    return Interval(min(corners), max(corners), a.is_integer and b.is_integer, a.is_number and b.is_number, tight)
 
 
 def divide(a: Interval, b: Interval) -> Interval:
@@ -155,6 +153,7 @@ def _high(x: float) -> float:
 
 
 # What the dtype of a result does to it.
+
 
 @dataclass(frozen=True, slots=True)
 class _Storage:

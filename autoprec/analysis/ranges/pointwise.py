@@ -95,9 +95,9 @@ def _powers_of(base: Interval, exponent: float) -> Interval:
     function = _guarded(lambda x: math.pow(x, exponent))
     is_integral = float(exponent).is_integer()
     if base.lo >= 0 and (exponent > 0 or base.lo > 0):
-        ends = sorted((function(base.lo), function(base.hi)))
+        low, high = sorted((function(base.lo), function(base.hi)))
         kept = is_integral and exponent > 0
-        return Interval(*ends, is_integer=base.is_integer and kept, is_number=base.is_number, is_tight=base.is_tight)
+        return Interval(low, high, base.is_integer and kept, base.is_number, base.is_tight)
     if not is_integral or exponent < 0:
         return Interval(0.0, INF) if exponent % 2 == 0 or (base.lo >= 0 and not is_integral) else TOP  # 1 / -0 is -inf
     if exponent % 2:
@@ -239,11 +239,13 @@ def _smaller(a: Interval, b: Interval) -> Interval:
 
 
 def _one_is_bound(a: Interval, b: Interval) -> bool:
-    return a.is_tight and b.is_single or (math.isinf(b.lo) and b.lo == b.hi and a.is_tight)
+    return (a.is_tight and b.is_single) or (math.isinf(b.lo) and b.lo == b.hi and a.is_tight)
 
 
 def _both_integers(a: Interval, b: Interval) -> bool:
-    return (a.is_integer or math.isinf(a.lo) and a.lo == a.hi) and (b.is_integer or math.isinf(b.lo) and b.lo == b.hi)
+    return (a.is_integer or (math.isinf(a.lo) and a.lo == a.hi)) and (
+        b.is_integer or (math.isinf(b.lo) and b.lo == b.hi)
+    )
 
 
 def _either(*places: int) -> Callable[[Reading], Interval]:
@@ -264,7 +266,7 @@ def _filled(call: Reading) -> Interval:
 
 def _mixed(call: Reading) -> Interval:
     start, end, weight = call.interval(0), call.interval(1, "end"), call.interval(2, "weight")
-    if 0 <= weight.lo and weight.hi <= 1:
+    if weight.lo >= 0 and weight.hi <= 1:
         both = hull((start, end))
         return replace(both, is_integer=False, is_tight=False) if both.is_finite else TOP
     return add(start, multiply(weight, add(end, negate(start))))

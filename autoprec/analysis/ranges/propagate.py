@@ -43,7 +43,7 @@ class _Propagation:
         self._found: dict[str, Interval] = {}
         self._parts: dict[str, tuple[Interval, ...]] = {}
         self._memory: dict[str, Interval] = {}
-        self._has_memory = any(memory for _, _, memory in op_graph.digraph.edges(data="memory"))
+        self._has_memory = any(edge.get("memory") for *_, edge in op_graph.digraph.edges(data=True))
 
     def run(self) -> dict[str, Interval]:
         """Return the interval of every node."""
@@ -79,8 +79,7 @@ class _Propagation:
         converts = bool(node.inputs) and node.inputs[0].dtype != node.outputs[0].dtype
         roundings = max(rule.num_roundings, 1.0 if converts else 0.0)
         parts = tuple(
-            _stored(each, meta.dtype, roundings, keeps=keeps)
-            for each, meta in zip(several, node.outputs, strict=True)
+            _stored(each, meta.dtype, roundings, keeps=keeps) for each, meta in zip(several, node.outputs, strict=True)
         )
         if len(parts) > 1:
             self._parts[node.name] = parts
@@ -107,7 +106,9 @@ class _Propagation:
 
     def _keeps_statistics(self, node: OpNode) -> bool:
         """Return whether a kernel writes to this buffer unseen, and another call reads it."""
-        readers = [self._graph[name] for name in self._graph.digraph.successors(node.name)] if node.kind == "buffer" else []
+        readers = (
+            [self._graph[name] for name in self._graph.digraph.successors(node.name)] if node.kind == "buffer" else []
+        )
         return len(readers) > 1 and any(reader.op in _KEEP_STATISTICS for reader in readers)
 
     # Memory that was written to

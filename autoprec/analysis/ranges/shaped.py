@@ -71,7 +71,7 @@ def _randperm(call: Reading) -> Interval:
 
 def _uniform(call: Reading) -> Interval:
     if "a" in call.node.kwargs or "b" in call.node.kwargs:  # of torch.nn.init
-        return Interval(*(call.number(9, name, default) or 0.0 for name, default in (("a", 0.0), ("b", 1.0))))
+        return Interval(call.number(9, "a", 0.0) or 0.0, call.number(9, "b", 1.0) or 0.0)
     low, high = call.number(1, "from", 0.0), call.number(2, "to", 1.0)
     return TOP if low is None or high is None else Interval(low, high, is_number=True)
 
@@ -170,9 +170,9 @@ def _looked_up(call: Reading) -> Interval:
 
 _WHOLE = (
     "reshape reshape_as permute transpose t adjoint movedim swapaxes unsqueeze squeeze flatten unflatten ravel expand "
-    "expand_as broadcast_to atleast_1d atleast_2d atleast_3d detach contiguous clone repeat tile roll flip fliplr flipud "
-    "rot90 pixel_shuffle pixel_unshuffle channel_shuffle to float half bfloat16 double long int short char byte bool "
-    "type type_as cpu cuda pin_memory requires_grad"
+    "expand_as broadcast_to atleast_1d atleast_2d atleast_3d detach contiguous clone repeat tile roll flip fliplr "
+    "flipud rot90 pixel_shuffle pixel_unshuffle channel_shuffle to float half bfloat16 double long int short char byte "
+    "bool type type_as cpu cuda pin_memory requires_grad"
 )
 _PART = (
     "view_as narrow select split split_with_sizes tensor_split hsplit vsplit dsplit chunk unbind diagonal "
@@ -188,7 +188,10 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         **{op: Rule(_with_zeros, 0, keeps_numbers=True) for op in _WITH_ZEROS.split()},
         **{op: Rule(_constant(_ZERO), 0, keeps_numbers=True) for op in ("zeros", "zeros_like", "new_zeros", "zero")},
         **{op: Rule(_constant(_ONE), 0, keeps_numbers=True) for op in ("ones", "ones_like", "new_ones")},
-        **{op: Rule(_joined, 0, keeps_numbers=True) for op in ("cat", "stack", "hstack", "vstack", "dstack", "column_stack")},
+        **{
+            op: Rule(_joined, 0, keeps_numbers=True)
+            for op in ("cat", "stack", "hstack", "vstack", "dstack", "column_stack")
+        },
         **{op: Rule(_constant(_FRACTION), 0, keeps_numbers=True) for op in ("rand", "rand_like")},
         "getitem": Rule(_indexed, 0, keeps_numbers=True),
         "view": Rule(_viewed, 0, keeps_numbers=True),

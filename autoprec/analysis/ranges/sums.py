@@ -75,7 +75,7 @@ def _cumulated(call: Reading) -> Interval:
 
 def _multiplied(call: Reading) -> Interval:
     a = call.interval(0)
-    if not (-1 <= a.lo and a.hi <= 1):
+    if not (a.lo >= -1 and a.hi <= 1):
         return TOP
     return Interval(0.0 if a.lo >= 0 else -1.0, 1.0, is_integer=a.is_integer)
 
@@ -139,7 +139,7 @@ def _log_softmax(call: Reading) -> Interval:
     a = call.interval(0)
     if not a.is_finite:
         return Interval(-INF, 0.0)
-    spread = a.hi - a.lo + math.log(max(max(call.shape(0) or (1,)), 1))
+    spread = a.hi - a.lo + math.log(max(*(call.shape(0) or ()), 1, 1))
     return Interval(-spread - sum_error(8, spread + a.magnitude, _dtype(call)), 0.0)
 
 
@@ -242,7 +242,7 @@ def _attention(call: Reading) -> Interval:
 # Norms
 
 
-def _normed(call: Reading, count: int | None, weight: Interval, bias: Interval) -> Interval:
+def _normed(count: int | None, weight: Interval, bias: Interval) -> Interval:
     """Return the interval of `count` numbers of unit mean square, scaled and shifted.
 
     Holds for exact arithmetic, with 1 % for that of the kernels, which center before they square. Input that is equal
@@ -261,7 +261,7 @@ def _layer_norm(call: Reading) -> Interval:
         return TOP
     has_bias = call.node.op == "layer_norm"
     bias = call.interval(3, "bias", _ZERO) if has_bias else _ZERO
-    return _normed(call, math.prod(sizes), call.interval(2, "weight", _ONE), bias)
+    return _normed(math.prod(sizes), call.interval(2, "weight", _ONE), bias)
 
 
 def _group_norm(call: Reading) -> Interval:
@@ -269,7 +269,7 @@ def _group_norm(call: Reading) -> Interval:
     if not shape or len(shape) < 2 or not isinstance(groups, int) or not groups:
         return TOP
     count = math.prod(shape[1:]) // groups
-    return _normed(call, count, call.interval(2, "weight", _ONE), call.interval(3, "bias", _ZERO))
+    return _normed(count, call.interval(2, "weight", _ONE), call.interval(3, "bias", _ZERO))
 
 
 def _batch_norm(call: Reading) -> Interval:
@@ -277,14 +277,19 @@ def _batch_norm(call: Reading) -> Interval:
     if not shape or len(shape) < 2 or call.value(5, "training", default=False) is not True or _is_torchs_own(call):
         return TOP
     count = math.prod(shape) // shape[1]
-    return _normed(call, count, call.interval(3, "weight", _ONE), call.interval(4, "bias", _ZERO))
+    return _normed(count, call.interval(3, "weight", _ONE), call.interval(4, "bias", _ZERO))
 
 
 def _instance_norm(call: Reading) -> Interval:
     shape = call.shape(0)
-    if not shape or len(shape) < 3 or call.value(5, "use_input_stats", default=True) is not True or _is_torchs_own(call):
+    if (
+        not shape
+        or len(shape) < 3
+        or call.value(5, "use_input_stats", default=True) is not True
+        or _is_torchs_own(call)
+    ):
         return TOP
-    return _normed(call, math.prod(shape[2:]), call.interval(3, "weight", _ONE), call.interval(4, "bias", _ZERO))
+    return _normed(math.prod(shape[2:]), call.interval(3, "weight", _ONE), call.interval(4, "bias", _ZERO))
 
 
 def _is_torchs_own(call: Reading) -> bool:
@@ -317,7 +322,11 @@ def _averaged(call: Reading) -> Interval:
 
 
 def _interpolated(call: Reading) -> Interval:
-    if not _is_wide(_dtype(call)) or call.value(3, "mode", "nearest") == "bicubic" or call.value(2, "mode", "") == "bicubic":
+    if (
+        not _is_wide(_dtype(call))
+        or call.value(3, "mode", "nearest") == "bicubic"
+        or call.value(2, "mode", "") == "bicubic"
+    ):
         return TOP
     a = hull((call.interval(0), _ZERO))
     return _averages(a, 1e-4 * a.magnitude)
@@ -360,8 +369,17 @@ def _not_negative(_: Reading) -> Interval:
 
 _MATMULS = ("matmul", "mm", "bmm", "mv", "dot")
 _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-_MAX_POOLS = tuple(f"{kind}max_pool{n}d{tail}" for kind in ("", "adaptive_") for n in (1, 2, 3) for tail in ("", "_with_indices"))
-_AVERAGES = ("avg_pool1d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
+_MAX_POOLS = tuple(
+    f"{kind}max_pool{n}d{tail}" for kind in ("", "adaptive_") for n in (1, 2, 3) for tail in ("", "_with_indices")
+)
+_AVERAGES = (
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+)
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
