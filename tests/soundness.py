@@ -44,5 +44,5 @@ def _faults(tensor: torch.Tensor, interval: Interval) -> Iterator[str]:
         yield f"{low} to {high} is not in {interval}"
     if interval.is_integer and not torch.equal(numbers, numbers.round()):
         yield f"no integers, although {interval}"
-    if interval.is_tight and abs(high - interval.hi) + abs(low - interval.lo) > 1e-4 * interval.magnitude:
+    if interval.is_tight and abs(high - interval.hi) + abs(low - interval.lo) > 1e-2 * interval.magnitude:
         yield f"{low} to {high} does not reach the ends of {interval}"

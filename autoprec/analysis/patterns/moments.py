@@ -81,7 +81,9 @@ def _is_product(walk: Walk, node: OpNode) -> bool:
 def _nearly_equal(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     a = walk.interval(node, 0, "input")
     b = walk.interval(node, 1) if node.op == "sub" else a
-    if not (a.is_finite and b.is_finite) or a.lo * b.lo <= 0 or a.hi * b.hi <= 0 or a.is_single or b.is_single:
+    if not (a.is_finite and b.is_finite) or a.lo * b.lo <= 0 or a.hi * b.hi <= 0:
+        return None
+    if node.op == "sub" and None in walk.operands(node):
         return None
     size = min(abs(a.lo), abs(a.hi), abs(b.lo), abs(b.hi))
     largest, step = max(abs(a.hi - b.lo), abs(b.hi - a.lo)), ulp(size, fmt)

@@ -69,7 +69,7 @@ def _phase_lost(walk: Walk, node: OpNode, fmt: Format) -> Match | None:
     proved = phase.is_tight and step / 2 >= _WRONG_PHASE
     return Match(
         nodes=(*_phase_sites(walk, node), node),
-        detail=f"the {node.op} of phases of up to {phase.magnitude:,.4g} rad, held in steps of {step:g} rad in {fmt.name}",
+        detail=f"the {node.op} of phases of up to {phase.magnitude:,.4g} rad, in steps of {step:g} rad in {fmt.name}",
         number=step,
         evidence={"phase": phase.magnitude},
         verdict="must" if proved else "prefer",

@@ -10,82 +10,21 @@ from autoprec.analysis.ranges.interval import point
 from autoprec.graph.opgraph import OpGraph, OpNode, Ref
 from autoprec.ops import lookup
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Ops that hand numbers on as they are: other shapes, parts, copies, other dtypes.
-MOVES = frozenset(
-    [
-        "view",
-        "view_as",
-        "reshape",
-        "reshape_as",
-        "permute",
-        "transpose",
-        "t",
-        "adjoint",
-        "movedim",
-        "swapaxes",
-        "narrow",
-        "select",
-        "split",
-        "split_with_sizes",
-        "tensor_split",
-        "hsplit",
-        "vsplit",
-        "dsplit",
-        "chunk",
-        "unbind",
-        "unsqueeze",
-        "squeeze",
-        "flatten",
-        "unflatten",
-        "ravel",
-        "expand",
-        "expand_as",
-        "broadcast_to",
-        "diagonal",
-        "atleast_1d",
-        "atleast_2d",
-        "atleast_3d",
-        "detach",
-        "contiguous",
-        "clone",
-        "to",
-        "float",
-        "half",
-        "bfloat16",
-        "double",
-        "type",
-        "type_as",
-        "cpu",
-        "cuda",
-        "repeat",
-        "tile",
-        "roll",
-        "flip",
-        "getitem",
-        "get",
-        "index_select",
-        "repeat_interleave",
-    ]
+MOVES = _words(
+    "view view_as reshape reshape_as permute transpose t adjoint movedim swapaxes narrow select split "
+    "split_with_sizes tensor_split hsplit vsplit dsplit chunk unbind unsqueeze squeeze flatten unflatten ravel "
+    "expand expand_as broadcast_to diagonal atleast_1d atleast_2d atleast_3d detach contiguous clone to float "
+    "half bfloat16 double type type_as cpu cuda repeat tile roll flip getitem get index_select "
+    "repeat_interleave"
 )
-_ARITHMETIC = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "neg",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "floor",
-        "round",
-        "remainder",
-        "floor_divide",
-        "where",
-        "masked_fill",
-        "cat",
-        "stack",
-    ]
+_ARITHMETIC = _words(
+    "add sub mul div neg clamp clamp_min clamp_max floor round remainder floor_divide where masked_fill cat stack"
 )
 _INDICES = frozenset({"long", "int"})
 _ANGLES = frozenset({"sin", "cos", "polar"})

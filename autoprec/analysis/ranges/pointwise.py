@@ -20,6 +20,7 @@ from autoprec.analysis.ranges.interval import (
     point,
 )
 from autoprec.analysis.ranges.reading import Reading, Rule
+from autoprec.graph.opgraph import Ref
 
 _ZERO, _ONE = point(0.0), point(1.0)
 _LIBRARY = 8  # roundings: vectorized transcendental functions are off by at most 4 units in the last place
@@ -31,7 +32,17 @@ def _sum(call: Reading) -> Interval:
 
 def _difference(call: Reading) -> Interval:
     a, b = call.interval(0), call.interval(1)
-    return add(a, negate(multiply(b, call.interval(2, "alpha", _ONE))))
+    difference = add(a, negate(multiply(b, call.interval(2, "alpha", _ONE))))
+    return clip(difference, -INF, 0.0).loose() if _is_below_its_maximum(call) else difference
+
+
+def _is_below_its_maximum(call: Reading) -> bool:
+    """Return whether a call is `x - x.amax(...)`."""
+    top = call.producer(1)
+    if top is None or top.op not in ("amax", "max") or len(top.outputs) != 1 or not call.is_pure:
+        return False
+    is_plain = "alpha" not in call.node.kwargs and len(top.args) + len(top.kwargs) <= 3
+    return is_plain and top.args[:1] == call.node.args[:1] and not any(isinstance(each, Ref) for each in top.args[1:])
 
 
 def is_outer_product(call: Reading) -> bool:
@@ -339,7 +350,6 @@ _EXACT: Mapping[str, Callable[[Reading], Interval]] = MappingProxyType(
         "where": _where,
         "threshold": _threshold,
         "hardshrink": _toward_zero,
-        "softshrink": _toward_zero,
         "sign": lambda _: Interval(-1.0, 1.0, is_integer=True),
         "heaviside": lambda call: hull((_ZERO, _ONE, call.interval(1, "values"))).loose(),
     }
@@ -372,6 +382,7 @@ _LIBRARY_KEEPS: Mapping[str, Callable[[Reading], Interval]] = MappingProxyType(
         "expm1": _exponential(math.expm1, -1.0),
         "erf": _rising(math.erf),
         "leaky_relu": _leaky,
+        "softshrink": lambda call: replace(_toward_zero(call), is_integer=False),
         "gelu": _dips(0.2),
         "silu": _dips(0.3),
         "mish": _dips(0.32),

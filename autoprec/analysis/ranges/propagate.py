@@ -66,7 +66,7 @@ class _Propagation:
         rule = RULES.get(node.op)
         if rule is None or not (node.args or node.kwargs) or not node.outputs:
             return hull(everything(meta.dtype) for meta in node.outputs)
-        call = Reading(node, self._graph, self._reader(node))
+        call = Reading(node, self._graph, self._reader(node), is_pure=not self._has_memory)
         return self._applied(node, rule, call)
 
     def _applied(self, node: OpNode, rule: Rule, call: Reading) -> Interval:

@@ -14,12 +14,16 @@ _MISSING = object()
 
 
 class Reading:
-    """The arguments of the call `node`, of which `interval_of` tells what the values of earlier nodes can be."""
+    """The arguments of the call `node`, of which `interval_of` tells what the values of earlier nodes can be.
 
-    __slots__ = ("_graph", "_interval_of", "node")
+    `is_pure`: nothing in the graph writes to memory, so a name stands for the same values wherever it is read.
+    """
 
-    def __init__(self, node: OpNode, graph: OpGraph, interval_of: Callable[[str], Interval]) -> None:
+    __slots__ = ("_graph", "_interval_of", "is_pure", "node")
+
+    def __init__(self, node: OpNode, graph: OpGraph, interval_of: Callable[[str], Interval], *, is_pure: bool) -> None:
         self.node = node
+        self.is_pure = is_pure
         self._graph = graph
         self._interval_of = interval_of
 
@@ -76,6 +80,11 @@ class Reading:
         value = self.value(place, name, None)
         outputs = self._graph[value.name].outputs if isinstance(value, Ref) else ()
         return outputs[0].dtype if len(outputs) == 1 else ""
+
+    def producer(self, place: int) -> OpNode | None:
+        """Return the node whose result an argument is."""
+        value = self.value(place, "")
+        return self._graph[value.name] if isinstance(value, Ref) else None
 
     def size(self, place: int, name: str, dim: Any) -> int | None:
         """Return the size of a tensor argument along `dim`; None if that is not known."""
