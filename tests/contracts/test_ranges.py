@@ -61,6 +61,11 @@ SPELLINGS = {
     "reflected division": lambda x: 1 / (x.abs() + 1),
     "rsub": lambda x: torch.rsub(x, 3.0),
     "reflected power": lambda x: 2**x,
+    "below the maximum": lambda x: x - x.amax(-1, keepdim=True),
+    "below the maximum of another": lambda x: x - (x - 1).amax(-1, keepdim=True),
+    "spread": lambda x: x.amax(-1) - x.amin(-1),
+    "spread along two dimensions": lambda x: x.amax(0)[:2] - x.amin(1),
+    "maximum along another dimension": lambda x: x[:, :2].amax(0) - x[:, :2].amin(1),
     "alpha": lambda x: torch.add(x, x, alpha=-3),
     "floor division": lambda x: x // 0.3,
     "rounding mode": lambda x: torch.div(x, 0.7, rounding_mode="trunc"),
@@ -134,6 +139,13 @@ def _writes_twice(x: torch.Tensor) -> torch.Tensor:
     return view.relu().view(2, 3) + y
 
 
+def _writes_below_a_maximum(x: torch.Tensor) -> torch.Tensor:
+    y = x.clone()
+    top = y.amax(-1, keepdim=True)
+    y.add_(100)
+    return y - top
+
+
 def _replaces_data(x: torch.Tensor) -> torch.Tensor:
     y = x.sigmoid()
     y.data = x * 50
@@ -159,6 +171,7 @@ def _writes_to_what_dropout_returned(x: torch.Tensor) -> torch.Tensor:
     [
         _writes_through_a_view,
         _writes_twice,
+        _writes_below_a_maximum,
         _replaces_data,
         _writes_out,
         _writes_to_what_dropout_returned,

@@ -1,18 +1,20 @@
 """Ranges: for each node of an op graph an interval that its values lie in, found without running anything.
 
 What is not known of inputs, parameters and ops is taken to be anything, so a bound may be wide but is never wrong, up
-to the one assumption about fused norms that `autoprec.analysis.ranges.sums` states.
+to the one assumption about fused norms that `autoprec.analysis.ranges.norms` states.
 """
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from autoprec.analysis.ranges import pointwise, shaped, sums
+from autoprec.analysis.ranges import functions, norms, pointwise, shaped, sums
 from autoprec.analysis.ranges.interval import TOP, Interval, everything, fit, hull
 from autoprec.analysis.ranges.reading import Reading, Rule
 from autoprec.graph.opgraph import OpGraph, OpNode, Ref
 
-RULES: Mapping[str, Rule] = MappingProxyType({**shaped.RULES, **pointwise.RULES, **sums.RULES})
+RULES: Mapping[str, Rule] = MappingProxyType(
+    {**shaped.RULES, **pointwise.RULES, **functions.RULES, **sums.RULES, **norms.RULES}
+)
 
 # Calls that change their first argument in a way that no rule of theirs describes: by another memory or another shape.
 _REPLACE = frozenset({"set", "resize", "resize_as"})

@@ -45,6 +45,8 @@ def _recurrence(x: torch.Tensor) -> torch.Tensor:
     return state
 
 
+STEPS = " ".join(f"mul#{i} add#{i}" for i in range(1, 40))
+
 # code -> code that has it, its batch, the ops it flags in fp16, and in bf16
 FOUND = {
     "softmax_then_log": (lambda x: (x.softmax(-1).view(-1) + 1e-4).log(), X, "softmax#0 add#0 log#0", "same"),
@@ -55,7 +57,7 @@ FOUND = {
     "log_sum_exp": (lambda x: (x.exp() * 2).sum(-1).log(), X, "exp#0 mul#0 sum#0 log#0", "same"),
     "log_of_uniform": (lambda x: (torch.rand(8) + 1e-6).log(), X, "add#0 log#0", "same"),
     "log_near_zero": (lambda x: (x.relu() + 1e-9).log(), X, "relu#0 add#0 log#0", ""),
-    "divisor_near_zero": (lambda x: x / x.relu().sum().sqrt().exp().sub(1).relu().add(1e-9), X, "relu#1 add#0 div#0", ""),
+    "divisor_near_zero": (lambda x: x / (x - x.mean()).relu().add(1e-9), X, "relu#0 add#0 div#0", ""),
     "root_near_zero": (lambda x: x.square().sum(-1).sqrt(), X, "sum#0 sqrt#0", ""),
     "exp_overflows": (lambda x: (4 * x).exp(), X, "exp#0", ""),
     "exp_of_difference": (
@@ -66,7 +68,7 @@ FOUND = {
     "long_sum": (lambda x: (20 * x).sigmoid().mul(20).sum(), LONG, "sum#0", ""),
     "long_product": (lambda x: x.relu()[None] @ x.relu()[:, None], LONG, "matmul#0", ""),
     "running_sum": (lambda x: x.cumsum(0), LONG, "cumsum#0", "same"),
-    "long_recurrence": (_recurrence, X, *[" ".join(f"{op}#{i}" for i in range(40) for op in ("mul", "add") if (op, i) != ("mul", 0))] * 2),
+    "long_recurrence": (_recurrence, X, "add#0 " + STEPS, "same"),
     "decomposed_norm": (
         lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6), X, "mul#0 mean#0 add#0 rsqrt#0", "same",
     ),
