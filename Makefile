@@ -39,6 +39,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/recording.py --json reports/recording.json
 	$(BIN)/python benchmarks/overhead.py --json reports/overhead.json
 	$(BIN)/python benchmarks/storage.py --json reports/storage.json
+	$(BIN)/python benchmarks/static_analysis.py --json reports/static_analysis.json
 	$(BIN)/python benchmarks/examples.py --json reports/examples.json
 
 gpu: $(VENV)/.installed-dev

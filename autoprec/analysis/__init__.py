@@ -8,9 +8,12 @@ from autoprec.analysis.constants import LostConstant, constant_marks, lost_const
 from autoprec.analysis.diagnosis import Diagnosis, diagnose, diagnosis_marks
 from autoprec.analysis.findings import SEVERITIES, Finding, Severity, findings_of
 from autoprec.analysis.histogram import ExponentHistogram, exponent_histogram
-from autoprec.analysis.inspection import Inspection, inspect_recordings
+from autoprec.analysis.inspection import Inspection, inspect_recordings, inspect_static
 from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
 from autoprec.analysis.marks import VERDICTS, Mark, Reason, ReasonCode, Verdict, merge
+from autoprec.analysis.patterns import explanations, pattern_marks
+from autoprec.analysis.ranges import Interval, ranges_of
+from autoprec.analysis.static import StaticAnalysis, static_analysis
 from autoprec.analysis.storage import Storage, StoredBuffer, StoredParameter, storage_of
 
 __all__ = [
@@ -21,12 +24,14 @@ __all__ = [
     "Finding",
     "GradientHistograms",
     "Inspection",
+    "Interval",
     "LossScaleAdvice",
     "LostConstant",
     "Mark",
     "Reason",
     "ReasonCode",
     "Severity",
+    "StaticAnalysis",
     "Storage",
     "StoredBuffer",
     "StoredParameter",
@@ -34,13 +39,18 @@ __all__ = [
     "constant_marks",
     "diagnose",
     "diagnosis_marks",
+    "explanations",
     "exponent_histogram",
     "findings_of",
     "inspect_recordings",
+    "inspect_static",
     "loss_scale_advice",
     "lost_constants",
     "merge",
+    "pattern_marks",
+    "ranges_of",
     "run_backward",
+    "static_analysis",
     "static_marks",
     "storage_of",
 ]

@@ -8,6 +8,7 @@ That a constant is lost can be read off the graph. Whether its loss does harm de
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from autoprec.analysis.marks import Mark, Reason, ReasonCode, Verdict
 from autoprec.graph.opgraph import OpGraph, OpNode
@@ -81,8 +82,13 @@ def _lost(node: OpNode, low: Format) -> Iterator[LostConstant]:
         yield from _judge(node, low, constant)
 
 
+@lru_cache(maxsize=1024)
+def _rounded(constant: float, low: Format) -> float:
+    return round_scalar(constant, low)
+
+
 def _judge(node: OpNode, low: Format, constant: float, *, by_default: bool = False) -> Iterator[LostConstant]:
-    rounded = round_scalar(constant, low)
+    rounded = _rounded(constant, low)
     raises = False
     if node.op in _FILL and math.isfinite(constant) and not math.isfinite(rounded):
         code, replacement = ReasonCode.CONSTANT_OVERFLOWS, math.copysign(low.max, constant)

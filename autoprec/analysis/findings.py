@@ -22,7 +22,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 _NUM_NAMES = 4
 
 # What to change in the user's code, for the reasons that have a cure other than FP32.
-_CURES = {
+CURES = {
     ReasonCode.CONSTANT_OVERFLOWS: "write torch.finfo(x.dtype).min, or -inf where no row is masked completely",
     ReasonCode.GUARD_VANISHES: "use an eps that the format holds, or add it outside of the low region",
     ReasonCode.BOUND_ROUNDS_TO_ONE: "clamp the logits instead, or use the loss that takes logits",
@@ -76,7 +76,7 @@ def _faults(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
         for chain in diagnosis.chains:
             origin, others = chain[0], chain[1:]
             reason = diagnosis.causes[origin]
-            cure = _CURES.get(reason.code)
+            cure = CURES.get(reason.code)
             yield Finding(
                 code=reason.code.value,
                 severity="error",
@@ -106,8 +106,8 @@ def _sites(marks: Iterable[Mark]) -> Iterator[Finding]:
     """Yield a note for each constant that a format loses without harm, and for each op that the catalog lacks."""
     for mark in marks:
         for reason in mark.reasons:
-            if (reason.code in _CURES and mark.verdict != "must") or reason.code is ReasonCode.UNKNOWN_OP:
-                cure = _CURES.get(reason.code)
+            if (reason.code in CURES and mark.verdict != "must") or reason.code is ReasonCode.UNKNOWN_OP:
+                cure = CURES.get(reason.code)
                 keep = _kept(mark.site, ())
                 yield Finding(
                     code=reason.code.value,

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import constant_marks, lost_constants
 from autoprec.analysis.diagnosis import MOST_STEPS, Diagnosis, diagnose, diagnosis_marks
+from autoprec.analysis.extremes import extremes_of
 from autoprec.analysis.findings import Finding, findings_of
 from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
 from autoprec.analysis.low_step import Reference, low_format, reference_of
 from autoprec.analysis.marks import Mark, merge
+from autoprec.analysis.static import static_analysis
 from autoprec.analysis.storage import Storage, storage_of
 from autoprec.capture import Recording
 from autoprec.errors import WorkloadError
@@ -28,17 +30,19 @@ class Inspection:
 
     `marks` holds one mark for each site and format, in order of first execution; `diagnoses` and `advice` one entry a
     format, but for formats that no site can run in `diagnoses`. `op_graph` is that of the first batch.
+    `replay_matches`, `gradients` and `storage` are None, and `diagnoses` and `advice` are empty, where nothing was run
+    to know them.
     """
 
     formats: tuple[str, ...]
     op_graph: OpGraph
     num_batches: int
-    replay_matches: bool
+    replay_matches: bool | None
     marks: tuple[Mark, ...]
     diagnoses: tuple[Diagnosis, ...]
-    gradients: GradientHistograms
+    gradients: GradientHistograms | None
     advice: tuple[LossScaleAdvice, ...]
-    storage: Storage
+    storage: Storage | None
     findings: tuple[Finding, ...]
 
 
@@ -114,3 +118,20 @@ def _check_finite(reference: Reference) -> None:
             f"the loss is finite and the gradient is not, in FP32 already: that of {len(found)} parameters, such as "
             f'"{found[0]}"; precision is not the fault: look for a sqrt, log or division at 0 behind a mask'
         )
+
+
+def inspect_static(recording: Recording, formats: Sequence[str], device_kind: str) -> Inspection:
+    """Return what graph, constants and the recorded batch say, without running anything again."""
+    found = static_analysis(recording.op_graph, formats, device_kind, extremes_of(recording))
+    return Inspection(
+        formats=tuple(formats),
+        op_graph=recording.op_graph,
+        num_batches=1,
+        replay_matches=None,
+        marks=found.marks,
+        diagnoses=(),
+        gradients=None,
+        advice=(),
+        storage=None,
+        findings=found.findings,
+    )

@@ -39,6 +39,35 @@ class ReasonCode(StrEnum):
     READ_AS_GIVEN = "read_as_given"
     BACKWARD_ONLY = "backward_only"
     KERNEL_WRONG = "kernel_wrong"
+    # what `autoprec.analysis.patterns` reads off the graph
+    SOFTMAX_THEN_LOG = "softmax_then_log"
+    SIGMOID_THEN_LOG = "sigmoid_then_log"
+    ONE_MINUS_PROBABILITY = "one_minus_probability"
+    LOG_SUM_EXP = "log_sum_exp"
+    LOG_OF_UNIFORM = "log_of_uniform"
+    LOG_NEAR_ZERO = "log_near_zero"
+    DIVISOR_NEAR_ZERO = "divisor_near_zero"
+    ROOT_NEAR_ZERO = "root_near_zero"
+    EXP_OVERFLOWS = "exp_overflows"
+    EXP_OF_DIFFERENCE = "exp_of_difference"
+    SCALE_AFTER_PRODUCT = "scale_after_product"
+    SCALE_AFTER_SUM = "scale_after_sum"
+    LONG_SUM = "long_sum"
+    LONG_PRODUCT = "long_product"
+    RUNNING_SUM = "running_sum"
+    LONG_RECURRENCE = "long_recurrence"
+    DECOMPOSED_NORM = "decomposed_norm"
+    PRODUCT_SQUARED = "product_squared"
+    VARIANCE_OF_MOMENTS = "variance_of_moments"
+    NEARLY_EQUAL = "nearly_equal"
+    RANGE_OVERFLOWS = "range_overflows"
+    ADDED_TO_LIMIT = "added_to_limit"
+    POSITIONS_COLLIDE = "positions_collide"
+    PHASE_LOST = "phase_lost"
+    LARGE_ADDEND = "large_addend"
+    ROUNDS_TO_ONE = "rounds_to_one"
+    NORM_BACKWARD = "norm_backward"
+    FUSED_NORM = "fused_norm"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +101,7 @@ def merge(marks: Iterable[Mark]) -> tuple[Mark, ...]:
     groups: dict[tuple[Site, str], list[Mark]] = {}
     for mark in marks:
         groups.setdefault((mark.site, mark.format), []).append(mark)
-    return tuple(_strongest(group) for group in groups.values())
+    return tuple(_strongest(group) if len(group) > 1 else group[0] for group in groups.values())
 
 
 def _strongest(group: list[Mark]) -> Mark:

@@ -21,10 +21,11 @@ from autoprec.capture.memory import Memory
 from autoprec.capture.opaque import call_with_cells, cells_of
 from autoprec.capture.random_state import DefaultRandom, generator_at, is_default
 from autoprec.capture.refusals import refuse_modes, unsaved_write, unseen
-from autoprec.capture.targets import is_importable, is_plain, target_of
+from autoprec.capture.targets import is_foreign, is_importable, is_plain, target_of
 from autoprec.capture.writes import Writers, made_to_require_grad, written_arguments
 from autoprec.graph.opgraph import TensorMeta
 from autoprec.graph.site import Site
+from autoprec.ops import is_reflected
 from autoprec.runtime.calls import EFFECTS, Call
 from autoprec.runtime.site_mode import Frame, SiteMode
 
@@ -125,7 +126,8 @@ class Recorder(SiteMode):
         target, arguments = target_of(func, call, args)
         node = self._emit(target, arguments, kwargs, states)
         node.meta.update(op=call.op.name, inputs=inputs, left_alone=left_alone, writes=bool(announced))
-        node.meta["constants"] = tuple(scalars_in((args, kwargs)))
+        node.meta.update(constants=tuple(scalars_in((args, kwargs))), opaque=is_foreign(func))
+        node.meta["reflected"] = is_reflected(getattr(func, "__name__", ""))
         self._note(node, result, tensors, written)
         floats = any(meta.is_floating for meta in (*inputs, *node.meta["outputs"]))
         node.meta["site"] = site if floats else None  # integers have no format to choose
@@ -149,7 +151,7 @@ class Recorder(SiteMode):
         self._random.note()
         around = (call_with_cells, *zip(*cells, strict=True)) if cells else ()
         node = self._emit(operator.call, (*around, function, *args), kwargs, {})
-        node.meta.update(op=name, site=None, inputs=inputs, left_alone=True, constants=())
+        node.meta.update(op=name, site=None, inputs=inputs, left_alone=True, constants=(), opaque=True)
         self._note(node, result, tensors, self._written(tensors, before, []))
         if type(result) is tuple:  # vjp returns a function too
             return tuple(self._returned(part, node, index) for index, part in enumerate(result))

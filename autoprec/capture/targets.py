@@ -5,9 +5,11 @@ argument that does not print as itself, is kept as an attribute of the graph mod
 """
 
 import operator
+import types
 from typing import Any
 
 import torch
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.fx.node import _get_qualified_name
 
 from autoprec.runtime.calls import Call
@@ -28,6 +30,15 @@ def target_of(func: Any, call: Call, args: tuple[Any, ...]) -> tuple[Any, tuple[
     if func.__name__ == "__set__":
         return setattr, (args[0], call.property_name, args[1])
     return getattr, (args[0], call.property_name)
+
+
+def is_foreign(func: Any) -> bool:
+    """Return whether `func` is not torch's own, so that its name does not tell what it computes."""
+    if isinstance(func, OpOverload):
+        return str(func.namespace) != "aten"
+    if isinstance(func, OpOverloadPacket):
+        return not str(func).startswith("aten.")
+    return isinstance(func, types.FunctionType) and not str(func.__module__).startswith("torch.")
 
 
 def is_plain(value: Any) -> bool:

@@ -21,6 +21,7 @@ def inspect(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the model's weights and of every other random choice.")] = 0,
     batches: Annotated[int, typer.Option(min=1, help="Batches to judge on.")] = 3,
     every_site: Annotated[bool, typer.Option("--all", help="Show every site, not one line a layer.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Say only what needs no run in a low format: fast.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Show what must stay FP32 in a training run, what should by default, and why, without training it.
@@ -28,7 +29,7 @@ def inspect(
     Exit code 1 if anything must stay FP32.
     """
     names = _formats(formats)
-    from autoprec.analysis import inspect_recordings
+    from autoprec.analysis import inspect_recordings, inspect_static
     from autoprec.capture import record_batches
     from autoprec.report.inspect_json import inspect_json
     from autoprec.report.inspect_view import inspect_view
@@ -38,10 +39,13 @@ def inspect(
 
     with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
         loaded, info = load(workload), describe(device)
-        recordings = record_batches(loaded.workload, batches, device=info.kind, seed=seed)
+        recordings = record_batches(loaded.workload, 1 if static else batches, device=info.kind, seed=seed)
         for recording in recordings:
             check_first_loss(recording)
-        inspection = inspect_recordings(recordings, loaded.workload, names, info)
+        if static:
+            inspection = inspect_static(recordings[0], names, info.kind)
+        else:
+            inspection = inspect_recordings(recordings, loaded.workload, names, info)
     if as_json:
         found = inspect_json(inspection, workload=loaded.name, device=_device_json(info))
         typer.echo(json.dumps(found, indent=2, allow_nan=False))

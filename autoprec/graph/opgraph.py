@@ -7,7 +7,8 @@ An edge u -> v says that v reads a tensor that u produced, or memory that u wrot
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
 
 import networkx as nx
 
@@ -36,6 +37,13 @@ class TensorMeta:
         return self.dtype.startswith(("float", "bfloat"))
 
 
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands, among the arguments of a call, for the value of the node called `name`."""
+
+    name: str
+
+
 NodeKind: TypeAlias = Literal["input", "parameter", "buffer", "constant", "op", "output"]
 
 
@@ -47,6 +55,9 @@ class OpNode:
     `target` is the qualified name of a parameter, buffer or constant. `source` is `file:line` of the user's code.
     No policy casts a call that is `left_alone`, since it ran under `no_grad` inside a module that needs gradients or is
     opaque, nor one that `writes` to an argument, since it computes in that argument's dtype.
+    `args` and `kwargs` are those of the op: nested tuples, dicts and slices of numbers, text (dtypes too), None and
+    `Ref`s. Operands come in the order of the op, that of `1 - x` as (1, x). Opaque calls have none, as what they
+    compute is not known.
     """
 
     name: str
@@ -61,6 +72,8 @@ class OpNode:
     source: str = ""
     left_alone: bool = False
     writes: bool = False
+    args: tuple[Any, ...] = field(default=(), hash=False)
+    kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def is_castable(self) -> bool:
@@ -79,9 +92,8 @@ class OpGraph:
     modules: Mapping[str, str] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[OpNode]:
-        """Yield all nodes in execution order."""
-        for name in self.digraph:
-            yield self[name]
+        """Return all nodes in execution order."""
+        return iter(self._nodes.values())
 
     def __len__(self) -> int:
         """Return the number of nodes."""
@@ -89,8 +101,7 @@ class OpGraph:
 
     def __getitem__(self, name: str) -> OpNode:
         """Return the node called `name`."""
-        node: OpNode = self.digraph.nodes[name]["call"]
-        return node
+        return self._nodes[name]
 
     def calls(self) -> Iterator[OpNode]:
         """Yield the op nodes that have a site, in execution order."""
@@ -98,11 +109,23 @@ class OpGraph:
 
     def sites(self) -> tuple[Site, ...]:
         """Return every site once, in order of first execution."""
-        return tuple(dict.fromkeys(node.site for node in self if node.site is not None))
+        return tuple(self._calls_by_site)
 
     def calls_of(self, site: Site) -> tuple[OpNode, ...]:
         """Return the nodes of `site`: one for each call of its module."""
-        return tuple(node for node in self if node.site == site)
+        return self._calls_by_site.get(site, ())
+
+    @cached_property
+    def _nodes(self) -> Mapping[str, OpNode]:
+        return {name: attributes["call"] for name, attributes in self.digraph.nodes.items()}
+
+    @cached_property
+    def _calls_by_site(self) -> Mapping[Site, tuple[OpNode, ...]]:
+        found: dict[Site, list[OpNode]] = {}
+        for node in self:
+            if node.site is not None:
+                found.setdefault(node.site, []).append(node)
+        return {site: tuple(nodes) for site, nodes in found.items()}
 
     def fingerprint(self) -> str:
         """Return a hash of sites, edges, shapes and dtypes: equal for equal architectures, in every process."""

@@ -6,7 +6,7 @@ casts, what it costs and what `torch.autocast` does with it on each kind of devi
 
 from autoprec.ops.catalog import CATALOG, ENTERED, AutocastList, Cast, Cost, Family, Numerics, Op, lookup
 from autoprec.ops.float8 import FLOAT8_OPS, float8_fault
-from autoprec.ops.names import canonical_name
+from autoprec.ops.names import canonical_name, is_reflected
 
 __all__ = [
     "CATALOG",
@@ -20,5 +20,6 @@ __all__ = [
     "Op",
     "canonical_name",
     "float8_fault",
+    "is_reflected",
     "lookup",
 ]

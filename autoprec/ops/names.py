@@ -97,6 +97,14 @@ def canonical_name(function_name: str) -> str:
     return _ALIASES.get(name, name)
 
 
+def is_reflected(function_name: str) -> bool:
+    """Return whether a torch function takes its operands in the other order: `__rsub__` and `rsub` for `1 - x`."""
+    if function_name == "rsub":
+        return True
+    bare = function_name[2:-2] if function_name.startswith("__") and function_name.endswith("__") else ""
+    return bare not in _OPERATORS and bare[:1] == "r" and bare[1:] in _OPERATORS
+
+
 def _operator_name(bare: str) -> str:
     """Return the op of a dunder without its underscores; `__rand__` is `&` reflected, not the op `rand`."""
     if bare in _OPERATORS:

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoprec.analysis.diagnosis import Diagnosis
 from autoprec.analysis.inspection import Inspection
-from autoprec.analysis.loss_scale import HEADROOM, LossScaleAdvice
+from autoprec.analysis.loss_scale import HEADROOM, GradientHistograms, LossScaleAdvice
 from autoprec.analysis.marks import Mark, Reason
 from autoprec.analysis.storage import STORED_PARTS, Storage
 from autoprec.graph.site import Site
@@ -20,7 +20,7 @@ SCHEMA_VERSION = 1
 
 
 def inspect_json(inspection: Inspection, *, workload: str, device: Mapping[str, Any]) -> dict[str, Any]:
-    """Return everything that is known of a workload, as values that `json` can write."""
+    """Return everything that is known of a workload, as values that `json` can write; null for what was not run."""
     marks = marks_by_site(inspection.marks)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -33,8 +33,8 @@ def inspect_json(inspection: Inspection, *, workload: str, device: Mapping[str, 
         },
         "sites": [_site_json(site, marks[site]) for site in inspection.op_graph.sites()],
         "diagnoses": [_diagnosis_json(each) for each in inspection.diagnoses],
-        "storage": _storage_json(inspection.storage, ("fp32", *inspection.formats)),
-        "loss_scale": _loss_scale_json(inspection),
+        "storage": inspection.storage and _storage_json(inspection.storage, ("fp32", *inspection.formats)),
+        "loss_scale": inspection.gradients and _loss_scale_json(inspection, inspection.gradients),
         "findings": [asdict(finding) for finding in inspection.findings],
     }
 
@@ -116,18 +116,18 @@ def _sizes(num_elements: int, formats: Sequence[str]) -> dict[str, int]:
     return {name: num_elements * format_named(name).storage_bits // 8 for name in formats}
 
 
-def _loss_scale_json(inspection: Inspection) -> dict[str, Any]:
+def _loss_scale_json(inspection: Inspection, gradients: GradientHistograms) -> dict[str, Any]:
     """Return the advice for each format, and the histogram of all parameter gradients."""
     counts: Counter[int] = Counter()
-    for histogram in inspection.gradients.parameters.values():
+    for histogram in gradients.parameters.values():
         counts.update(dict(histogram.counts))
     return {
         "measured": True,
         "headroom": HEADROOM,
         "formats": {each.format: _advice_json(each) for each in inspection.advice},
         "histogram": [{"exponent": exponent, "count": counts[exponent]} for exponent in sorted(counts)],
-        "num_zero": sum(each.num_zero for each in inspection.gradients.parameters.values()),
-        "num_nonfinite": sum(each.num_nonfinite for each in inspection.gradients.parameters.values()),
+        "num_zero": sum(each.num_zero for each in gradients.parameters.values()),
+        "num_nonfinite": sum(each.num_nonfinite for each in gradients.parameters.values()),
     }
 
 

@@ -21,7 +21,8 @@ def render_inspection(view: InspectView) -> RenderableType:
     if view.findings:
         parts += [Text("\nFindings", style="bold"), _findings(view.findings)]
     parts += [Text("\nLayers", style="bold"), _layers(view.layers)]
-    parts += [Text("\nStorage", style="bold"), _columns(view.storage)]
+    if view.storage:
+        parts += [Text("\nStorage", style="bold"), _columns(view.storage)]
     if view.storage_notes:
         parts += [Text(), _notes(view.storage_notes)]
     return Group(*parts)

@@ -15,6 +15,7 @@ from autoprec.graph.layers import layers_of
 from autoprec.graph.opgraph import OpNode
 from autoprec.graph.site import LOSS_MODULE, Site
 
+_REPLAYS = {None: "not run", True: "equals the recorded loss", False: "DIFFERS from the recorded loss"}
 _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
@@ -72,7 +73,7 @@ def inspect_view(inspection: Inspection, *, workload: str, device: str, every_si
         f"in {_listed(inspection.formats)}",
         facts=(
             ("graph", f"{len(graph):,} nodes, {len(graph.sites()):,} sites in {len(layers_of(graph)):,} layers"),
-            ("replay", "equals the recorded loss" if inspection.replay_matches else "DIFFERS from the recorded loss"),
+            ("replay", _REPLAYS[inspection.replay_matches]),
             *((each.format, _diagnosis_sentence(each)) for each in inspection.diagnoses),
             *((f"loss scale {each.format}", _scale_sentence(each)) for each in inspection.advice),
         ),
@@ -228,8 +229,10 @@ def _shown(pattern: str) -> str:
     return {"": "(root)", LOSS_MODULE: "(loss code)"}.get(pattern, pattern)
 
 
-def _storage_rows(storage: Storage, formats: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def _storage_rows(storage: Storage | None, formats: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield a heading, and a line for each part that a run stores: its size in FP32 and in each format."""
+    if storage is None:
+        return
     names = ("fp32", *formats)
     yield ("stored in", *names)
     for part in STORED_PARTS:

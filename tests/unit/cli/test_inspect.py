@@ -183,3 +183,22 @@ def test_a_workload_that_is_broken_in_fp32_is_an_error_that_names_the_op(capsys,
 def test_a_missing_file_is_an_error(capsys, tmp_path):
     assert cli.main(["inspect", str(tmp_path / "none.py")]) == 2
     assert "none.py" in capsys.readouterr().err
+
+
+def test_static_runs_nothing_again(capsys, faulty, monkeypatch):
+    from autoprec.capture import Replay
+
+    def refuse(*_):
+        raise AssertionError("a replay")
+
+    monkeypatch.setattr(Replay, "loss", refuse)
+    code, found = inspected(capsys, faulty, "--static")
+    assert code == 0
+    assert (found["graph"]["replay_matches"], found["storage"], found["loss_scale"]) == (None, None, None)
+    assert {"guard_vanishes", "divisor_near_zero"} <= {each["code"] for each in found["findings"]} | {
+        reason["code"] for site in found["sites"] for reason in site["verdicts"]["fp16"]["reasons"]
+    }
+    assert cli.main(["inspect", faulty, "--device", "cpu", "--static"]) == 0
+    printed = capsys.readouterr().out
+    assert "replay  not run" in printed
+    assert "Storage" not in printed
