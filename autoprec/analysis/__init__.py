@@ -10,8 +10,10 @@ from autoprec.analysis.histogram import ExponentHistogram, exponent_histogram
 from autoprec.analysis.inspection import Inspection, inspect_recording
 from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
 from autoprec.analysis.marks import VERDICTS, Mark, Reason, ReasonCode, Verdict, merge
+from autoprec.analysis.measured import MeasuredNumerics, ParameterNumerics, SiteTensor, measured_numerics
 from autoprec.analysis.single_site import broken_calls
 from autoprec.analysis.storage import Storage, StoredBuffer, StoredParameter, storage_of
+from autoprec.analysis.tensor_numerics import Rounding, TensorNumerics, tensor_numerics
 
 __all__ = [
     "SEVERITIES",
@@ -23,12 +25,17 @@ __all__ = [
     "LossScaleAdvice",
     "LostConstant",
     "Mark",
+    "MeasuredNumerics",
+    "ParameterNumerics",
     "Reason",
     "ReasonCode",
+    "Rounding",
     "Severity",
+    "SiteTensor",
     "Storage",
     "StoredBuffer",
     "StoredParameter",
+    "TensorNumerics",
     "Verdict",
     "broken_calls",
     "constant_marks",
@@ -37,8 +44,10 @@ __all__ = [
     "inspect_recording",
     "loss_scale_advice",
     "lost_constants",
+    "measured_numerics",
     "merge",
     "run_backward",
     "static_marks",
     "storage_of",
+    "tensor_numerics",
 ]

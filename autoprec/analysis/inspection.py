@@ -1,13 +1,14 @@
 """Everything the analyses say about one recorded step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import constant_marks, lost_constants
 from autoprec.analysis.findings import Finding, findings_of
-from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
+from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice
 from autoprec.analysis.marks import Mark, merge
+from autoprec.analysis.measured import MeasuredNumerics, measured_numerics
 from autoprec.analysis.single_site import broken_calls
 from autoprec.analysis.storage import Storage, storage_of
 from autoprec.capture import Recording
@@ -30,18 +31,20 @@ class Inspection:
     advice: tuple[LossScaleAdvice, ...]
     storage: Storage
     findings: tuple[Finding, ...]
+    numerics: MeasuredNumerics = field(default_factory=MeasuredNumerics)
 
 
 def inspect_recording(recording: Recording, workload: Workload, formats: Sequence[str], device_kind: str) -> Inspection:
     """Return what all analyses say; the recording and its model are left as they were.
 
-    Costs one replay, one backward pass, one optimizer step, and up to three steps for each constant that is lost.
+    Costs one replay, one instrumented step, one optimizer step, and up to three steps for each constant that is lost.
     """
     op_graph = recording.op_graph
     lost = lost_constants(op_graph, formats)
     replay_matches = recording.replay_matches
     marks = merge((*static_marks(op_graph, formats, device_kind), *constant_marks(lost, broken_calls(recording, lost))))
-    gradients = run_backward(recording)
+    numerics = measured_numerics((recording,), workload.optimizer, formats)
+    gradients = numerics.gradients()
     storage = storage_of(recording.model, workload.optimizer, formats)
     recording.model.zero_grad(set_to_none=True)
     advice = tuple(loss_scale_advice(gradients, name) for name in formats)
@@ -53,5 +56,6 @@ def inspect_recording(recording: Recording, workload: Workload, formats: Sequenc
         gradients=gradients,
         advice=advice,
         storage=storage,
+        numerics=numerics,
         findings=findings_of(marks, advice, storage, replay_matches=replay_matches),
     )
