@@ -16,8 +16,8 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 def has_numbers(tensor: torch.Tensor) -> bool:
     """Return whether `tensor` holds floating-point numbers that can be read.
 
-    That is real or complex ones, dense, sparse or nested. Integers, booleans and quantized tensors have no format to choose;
-    tensors on `meta` have no values, and what a wrapper such as DTensor holds is not known here.
+    That is real or complex ones, dense, sparse or nested. Integers, booleans and quantized tensors have no format to
+    choose; tensors on `meta` have no values, and what a wrapper such as DTensor holds is not known here.
     """
     is_number = tensor.is_floating_point() or tensor.is_complex()
     return is_number and not tensor.is_meta and (tensor.is_nested or not is_traceable_wrapper_subclass(tensor))

@@ -28,8 +28,11 @@ class Rounding:
 
     @property
     def relative_error(self) -> float:
-        """Return the root mean square of the errors over that of the numbers; 0 if all are zero."""
-        return self.error_norm / self.norm if self.norm else 0.0
+        """Return the root mean square of the errors over that of the numbers.
+
+        0 if all are zero, and for float64 numbers whose norm float64 cannot hold.
+        """
+        return self.error_norm / self.norm if 0 < self.norm < math.inf else 0.0
 
     def __add__(self, other: "Rounding") -> "Rounding":
         """Return what rounding both sets of elements does."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import linecache
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,8 @@ import typer
 from autoprec.errors import FormatError
 
 if TYPE_CHECKING:
+    from autoprec.analysis import Inspection
+    from autoprec.graph.site import Site
     from autoprec.runtime.device import DeviceInfo
 
 
@@ -20,6 +23,9 @@ def inspect(
     device: Annotated[str, typer.Option(help="Device to run on: auto, cpu, cuda or mps.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the model's weights and of every other random choice.")] = 0,
     every_site: Annotated[bool, typer.Option("--all", help="Show every site, not one line a layer.")] = False,
+    explain: Annotated[
+        str | None, typer.Option(metavar="SITE", help="Show one site: every reason, its numbers and its neighbors.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Show what must stay FP32 in a training run, what should by default, and why, without training it.
@@ -29,6 +35,7 @@ def inspect(
     names = _formats(formats)
     from autoprec.analysis import inspect_recording
     from autoprec.capture import record
+    from autoprec.graph.find_site import the_site
     from autoprec.report.inspect_json import inspect_json
     from autoprec.report.inspect_view import inspect_view
     from autoprec.runtime.device import describe
@@ -39,8 +46,11 @@ def inspect(
         loaded, info = load(workload), describe(device)
         recording = record(loaded.workload, device=info.kind, seed=seed)
         check_first_loss(recording)
+        site = None if explain is None else the_site(recording.op_graph.sites(), explain)
         inspection = inspect_recording(recording, loaded.workload, names, info.kind)
-    if as_json:
+    if site is not None:
+        _explain(inspection, site, loaded.name, info, as_json=as_json)
+    elif as_json:
         found = inspect_json(inspection, workload=loaded.name, device=_device_json(info))
         typer.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
@@ -52,6 +62,25 @@ def inspect(
         print_inspection(view, console())
     if any(mark.verdict == "must" for mark in inspection.marks):
         raise typer.Exit(1)
+
+
+def _explain(inspection: "Inspection", site: "Site", workload: str, info: "DeviceInfo", *, as_json: bool) -> None:
+    """Print all that is known of one site."""
+    if as_json:
+        from autoprec.report.explain_json import explain_json
+
+        found = explain_json(inspection, site, workload=workload, device=_device_json(info))
+        typer.echo(json.dumps(found, indent=2, allow_nan=False))
+        return
+    from autoprec.report.console import console
+    from autoprec.report.explain_text import LABEL_COLUMNS, print_explanation
+    from autoprec.report.explain_view import explain_view
+
+    out, title = console(), f"{info.kind} ({info.name})"
+    file, _, line = inspection.op_graph.calls_of(site)[0].source.rpartition(":")
+    code = linecache.getline(file, int(line)).strip() if line.isdigit() else ""
+    width = max(out.width - LABEL_COLUMNS, 1)
+    print_explanation(explain_view(inspection, site, workload=workload, device=title, code=code, width=width), out)
 
 
 def _formats(text: str) -> tuple[str, ...]:

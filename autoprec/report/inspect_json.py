@@ -13,6 +13,7 @@ from autoprec.graph.site import Site
 from autoprec.numerics import format_named
 from autoprec.ops import lookup
 from autoprec.report.inspect_view import marks_by_site
+from autoprec.report.numerics_json import numerics_json
 
 SCHEMA_VERSION = 1
 
@@ -29,14 +30,15 @@ def inspect_json(inspection: Inspection, *, workload: str, device: Mapping[str, 
             "num_nodes": len(inspection.op_graph),
             "replay_matches": inspection.replay_matches,
         },
-        "sites": [_site_json(site, marks[site]) for site in inspection.op_graph.sites()],
+        "sites": [site_json(inspection, site, marks[site]) for site in inspection.op_graph.sites()],
         "storage": _storage_json(inspection.storage, ("fp32", *inspection.formats)),
         "loss_scale": _loss_scale_json(inspection),
         "findings": [asdict(finding) for finding in inspection.findings],
     }
 
 
-def _site_json(site: Site, marks: Sequence[Mark]) -> dict[str, Any]:
+def site_json(inspection: Inspection, site: Site, marks: Sequence[Mark]) -> dict[str, Any]:
+    """Return what is known of `site`, whose own marks are `marks`."""
     op = lookup(site.op)
     return {
         "site": str(site),
@@ -49,6 +51,7 @@ def _site_json(site: Site, marks: Sequence[Mark]) -> dict[str, Any]:
             mark.format: {"verdict": mark.verdict, "reasons": [_reason_json(reason) for reason in mark.reasons]}
             for mark in marks
         },
+        "numerics": numerics_json(inspection.numerics.sites.get(site, ())),
     }
 
 

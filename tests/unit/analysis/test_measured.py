@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autoprec.analysis import MeasuredNumerics, SiteTensor, TensorNumerics, measured_numerics, seen

@@ -92,7 +92,11 @@ def test_extremes_and_what_is_not_finite():
 
 
 @pytest.mark.parametrize(
-    "x", [torch.empty(0, 3), torch.full((3,), math.nan), torch.zeros(2), torch.sparse_coo_tensor(size=(3,), check_invariants=True)],
+    "x",
+    [
+        torch.empty(0, 3), torch.full((3,), math.nan), torch.zeros(2),
+        torch.sparse_coo_tensor(size=(3,), check_invariants=True),
+    ],
 )  # fmt: skip
 def test_nothing_to_round_is_no_error(x):
     found = tensor_numerics(x, LOW)
