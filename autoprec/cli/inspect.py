@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autoprec.errors import FormatError
+from autoprec.errors import FormatError, PolicyError
 
 if TYPE_CHECKING:
     from autoprec.analysis import Inspection
@@ -33,6 +33,8 @@ def inspect(
     Exit code 1 if anything must stay FP32.
     """
     names = _formats(formats)
+    if explain is not None and every_site:
+        raise PolicyError(f'--explain "{explain}" shows one site and --all a line for each; give one of the two')
     from autoprec.analysis import inspect_recording
     from autoprec.capture import record
     from autoprec.graph.find_site import the_site

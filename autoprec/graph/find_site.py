@@ -28,9 +28,19 @@ def the_site(sites: Sequence[Site], text: str) -> Site:
         return matched[0]
     if matched:
         raise PolicyError(f'"{text}" names {len(matched)} sites, and one is wanted: {_some(matched)}')
-    near = difflib.get_close_matches(text, [str(site) for site in sites], n=3, cutoff=0.5)
-    hint = f"nearest: {_quoted(near)}" if near else f"sites: {_some(sites)}"
+    near = _nearest(sites, text)
+    hint = f"nearest: {_some(near)}" if near else f"sites: {_some(sites)}"
     raise PolicyError(f'"{text}" names no site of this workload; {hint}; inspect --all shows every site')
+
+
+def _nearest(sites: Sequence[Site], text: str) -> tuple[Site, ...]:
+    """Return the sites that `text` comes near to: their names, or their ops or modules alone."""
+    forms: dict[str, dict[Site, None]] = {}
+    for site in sites:
+        for form in (str(site), f":{site.op}#{site.index}", f":{site.op}", site.module):
+            forms.setdefault(form, {})[site] = None
+    near = difflib.get_close_matches(text, forms, n=3, cutoff=0.6)
+    return tuple(dict.fromkeys(site for form in near for site in forms[form]))
 
 
 def _some(sites: Sequence[Site]) -> str:

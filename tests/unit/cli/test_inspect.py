@@ -259,3 +259,8 @@ def test_explain_refuses_a_site_that_is_not_there_and_names_the_nearest(capsys, 
     assert 'error: "scale:ad#0" names no site of this workload; nearest: "scale:add#0"' in err
     assert cli.main(["inspect", faulty, "--device", "cpu", "--explain", "blocks.*"]) == 2
     assert '"blocks.*" names 3 sites, and one is wanted: "blocks.0:linear#0"' in capsys.readouterr().err
+
+
+def test_explain_is_about_one_site_not_all(capsys, faulty):
+    assert cli.main(["inspect", faulty, "--explain", "scale:add#0", "--all"]) == 2
+    assert '--explain "scale:add#0" shows one site and --all a line for each' in capsys.readouterr().err
