@@ -37,6 +37,7 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/startup.py --json reports/startup.json
 	$(BIN)/python benchmarks/recording.py --json reports/recording.json
+	$(BIN)/python benchmarks/inspection.py --json reports/inspection.json
 	$(BIN)/python benchmarks/overhead.py --json reports/overhead.json
 	$(BIN)/python benchmarks/storage.py --json reports/storage.json
 	$(BIN)/python benchmarks/static_analysis.py --json reports/static_analysis.json

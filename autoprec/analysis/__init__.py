@@ -11,10 +11,12 @@ from autoprec.analysis.histogram import ExponentHistogram, exponent_histogram
 from autoprec.analysis.inspection import Inspection, inspect_recordings, inspect_static
 from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
 from autoprec.analysis.marks import VERDICTS, Mark, Reason, ReasonCode, Verdict, merge
+from autoprec.analysis.measured import MeasuredNumerics, ParameterNumerics, SiteTensor, measured_numerics
 from autoprec.analysis.patterns import explanations, pattern_marks
 from autoprec.analysis.ranges import Interval, ranges_of
 from autoprec.analysis.static import StaticAnalysis, static_analysis
 from autoprec.analysis.storage import Storage, StoredBuffer, StoredParameter, storage_of
+from autoprec.analysis.tensor_numerics import Rounding, TensorNumerics, tensor_numerics
 
 __all__ = [
     "SEVERITIES",
@@ -28,13 +30,18 @@ __all__ = [
     "LossScaleAdvice",
     "LostConstant",
     "Mark",
+    "MeasuredNumerics",
+    "ParameterNumerics",
     "Reason",
     "ReasonCode",
+    "Rounding",
     "Severity",
+    "SiteTensor",
     "StaticAnalysis",
     "Storage",
     "StoredBuffer",
     "StoredParameter",
+    "TensorNumerics",
     "Verdict",
     "constant_marks",
     "diagnose",
@@ -46,6 +53,7 @@ __all__ = [
     "inspect_static",
     "loss_scale_advice",
     "lost_constants",
+    "measured_numerics",
     "merge",
     "pattern_marks",
     "ranges_of",
@@ -53,4 +61,5 @@ __all__ = [
     "static_analysis",
     "static_marks",
     "storage_of",
+    "tensor_numerics",
 ]

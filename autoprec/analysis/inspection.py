@@ -1,16 +1,17 @@
 """Everything the analyses say about one recorded step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import constant_marks, lost_constants
 from autoprec.analysis.diagnosis import MOST_STEPS, Diagnosis, diagnose, diagnosis_marks
 from autoprec.analysis.extremes import extremes_of
 from autoprec.analysis.findings import Finding, findings_of
-from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
+from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, largest_scale, loss_scale_advice
 from autoprec.analysis.low_step import Reference, low_format, reference_of
 from autoprec.analysis.marks import Mark, merge
+from autoprec.analysis.measured import MeasuredNumerics, measured_numerics
 from autoprec.analysis.static import static_analysis
 from autoprec.analysis.storage import Storage, storage_of
 from autoprec.capture import Recording
@@ -21,6 +22,8 @@ from autoprec.policy import FLOAT8
 from autoprec.runtime.device import DeviceInfo
 from autoprec.workload.workload import Workload
 
+# Runs start at 2**16 and settle at 2**10 and more; what a run needs less for has an outlier inside.
+_USEFUL_SCALE = 2.0**10
 _GRADIENTS_ONLY = frozenset({"fp8_e5m2"})  # matmuls in FP8 round gradients to it; no site has it as its format
 
 
@@ -44,6 +47,7 @@ class Inspection:
     advice: tuple[LossScaleAdvice, ...]
     storage: Storage | None
     findings: tuple[Finding, ...]
+    numerics: MeasuredNumerics = field(default_factory=MeasuredNumerics)
 
 
 def inspect_recordings(
@@ -60,7 +64,8 @@ def inspect_recordings(
     """
     first = recordings[0]
     op_graph = first.op_graph
-    gradients = run_backward(first)
+    numerics = measured_numerics(recordings, workload.optimizer, formats)
+    gradients = numerics.gradients()
     storage = storage_of(first.model, workload.optimizer, formats)
     first.model.zero_grad(set_to_none=True)
     advice = tuple(loss_scale_advice(gradients, name) for name in formats)
@@ -71,7 +76,8 @@ def inspect_recordings(
         diagnose(
             references,
             low_format(each.format, device.kind, device.native_formats),
-            loss_scale=_scale(each),
+            loss_scale=max(each.initial, _least_scale(each, gradients)) if _is_scaled(each.format) else 1.0,
+            least_scale=_least_scale(each, gradients) if _is_scaled(each.format) else 1.0,
             max_steps=max_steps,
         )
         for each in advice
@@ -95,14 +101,24 @@ def inspect_recordings(
         gradients=gradients,
         advice=advice,
         storage=storage,
+        numerics=numerics,
         findings=findings_of(marks, diagnoses, advice, storage, replay_matches=replay_matches),
     )
 
 
-def _scale(advice: LossScaleAdvice) -> float:
-    """Return the loss scale that a run in the format would have: none where the exponents reach as far as FP32's."""
-    short = format_named(advice.format).exponent_bits < FORMATS["fp32"].exponent_bits
-    return max(advice.initial, 1.0) if short and advice.format != FLOAT8 else 1.0
+def _is_scaled(format_name: str) -> bool:
+    """Return whether runs in the format have a loss scale: not where the exponents reach as far as FP32's."""
+    short = format_named(format_name).exponent_bits < FORMATS["fp32"].exponent_bits
+    return short and format_name != FLOAT8
+
+
+def _least_scale(advice: LossScaleAdvice, gradients: GradientHistograms) -> float:
+    """Return the loss scale below which a run is taken for broken: `_USEFUL_SCALE`, if weight gradients can take it.
+
+    Where they can and something inside of the backward pass cannot, that is a fault of a site, not of the scale.
+    """
+    largest = max((each.max_abs for each in gradients.parameters.values()), default=0.0)
+    return max(min(largest_scale(largest, format_named(advice.format)), _USEFUL_SCALE), 1.0)
 
 
 def _check_finite(reference: Reference) -> None:

@@ -240,8 +240,8 @@ def damage(
 ) -> Damage:
     """Return what running the sites `low` in the format does to a step.
 
-    Down to `least_scale`, smaller loss scales are tried where gradients are not finite, as a dynamic one does: what they
-    mend is no fault of a site. Costs one step, then up to three more.
+    Down to `least_scale`, smaller loss scales are tried where gradients are not finite, as a dynamic one does: what
+    they mend is no fault of a site. Costs one step, then up to three more.
     """
     found = _damage_at(loss_scale, reference, fmt, low, forced)
     least = loss_scale if least_scale is None else least_scale

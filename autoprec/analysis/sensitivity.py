@@ -112,13 +112,13 @@ class _Probe(torch.autograd.Function):
     """Passes a result on, and hands its gradient to `sink` together with the error of that result."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, error: torch.Tensor, sink: _Sink) -> torch.Tensor:  # noqa: D102
+    def forward(ctx: Any, value: torch.Tensor, error: torch.Tensor, sink: _Sink) -> torch.Tensor:
         ctx.save_for_backward(error)
         ctx.sink = sink
         return value.view_as(value)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:  # noqa: D102
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (error,) = ctx.saved_tensors
         ctx.sink(gradients[0], error)
         return gradients[0], None, None

@@ -2,14 +2,17 @@
 
 import contextlib
 import json
+import linecache
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autoprec.errors import FormatError
+from autoprec.errors import FormatError, PolicyError
 
 if TYPE_CHECKING:
+    from autoprec.analysis import Inspection
+    from autoprec.graph.site import Site
     from autoprec.runtime.device import DeviceInfo
 
 
@@ -22,6 +25,9 @@ def inspect(
     batches: Annotated[int, typer.Option(min=1, help="Batches to judge on.")] = 3,
     every_site: Annotated[bool, typer.Option("--all", help="Show every site, not one line a layer.")] = False,
     static: Annotated[bool, typer.Option("--static", help="Say only what needs no run in a low format: fast.")] = False,
+    explain: Annotated[
+        str | None, typer.Option(metavar="SITE", help="Show one site: every reason, its numbers and its neighbors.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Show what must stay FP32 in a training run, what should by default, and why, without training it.
@@ -29,8 +35,13 @@ def inspect(
     Exit code 1 if anything must stay FP32.
     """
     names = _formats(formats)
+    if explain is not None and every_site:
+        raise PolicyError(f'--explain "{explain}" shows one site and --all a line for each; give one of the two')
+    if explain is not None and static:
+        raise PolicyError(f'--explain "{explain}" shows measured numbers, and --static measures none; leave one out')
     from autoprec.analysis import inspect_recordings, inspect_static
     from autoprec.capture import record_batches
+    from autoprec.graph.find_site import the_site
     from autoprec.report.inspect_json import inspect_json
     from autoprec.report.inspect_view import inspect_view
     from autoprec.runtime.device import describe
@@ -42,11 +53,14 @@ def inspect(
         recordings = record_batches(loaded.workload, 1 if static else batches, device=info.kind, seed=seed)
         for recording in recordings:
             check_first_loss(recording)
+        site = None if explain is None else the_site(recordings[0].op_graph.sites(), explain)
         if static:
             inspection = inspect_static(recordings[0], names, info.kind)
         else:
             inspection = inspect_recordings(recordings, loaded.workload, names, info)
-    if as_json:
+    if site is not None:
+        _explain(inspection, site, loaded.name, info, as_json=as_json)
+    elif as_json:
         found = inspect_json(inspection, workload=loaded.name, device=_device_json(info))
         typer.echo(json.dumps(found, indent=2, allow_nan=False))
     else:
@@ -58,6 +72,25 @@ def inspect(
         print_inspection(view, console())
     if any(mark.verdict == "must" for mark in inspection.marks):
         raise typer.Exit(1)
+
+
+def _explain(inspection: "Inspection", site: "Site", workload: str, info: "DeviceInfo", *, as_json: bool) -> None:
+    """Print all that is known of one site."""
+    if as_json:
+        from autoprec.report.explain_json import explain_json
+
+        found = explain_json(inspection, site, workload=workload, device=_device_json(info))
+        typer.echo(json.dumps(found, indent=2, allow_nan=False))
+        return
+    from autoprec.report.console import console
+    from autoprec.report.explain_text import LABEL_COLUMNS, print_explanation
+    from autoprec.report.explain_view import explain_view
+
+    out, title = console(), f"{info.kind} ({info.name})"
+    file, _, line = inspection.op_graph.calls_of(site)[0].source.rpartition(":")
+    code = linecache.getline(file, int(line)).strip() if line.isdigit() else ""
+    width = max(out.width - LABEL_COLUMNS, 1)
+    print_explanation(explain_view(inspection, site, workload=workload, device=title, code=code, width=width), out)
 
 
 def _formats(text: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from autoprec.graph.site import Site
 from autoprec.numerics import format_named
 from autoprec.ops import lookup
 from autoprec.report.inspect_view import marks_by_site
+from autoprec.report.numerics_json import numerics_json
 
 SCHEMA_VERSION = 1
 
@@ -31,7 +32,7 @@ def inspect_json(inspection: Inspection, *, workload: str, device: Mapping[str, 
             "num_nodes": len(inspection.op_graph),
             "replay_matches": inspection.replay_matches,
         },
-        "sites": [_site_json(site, marks[site]) for site in inspection.op_graph.sites()],
+        "sites": [site_json(inspection, site, marks[site]) for site in inspection.op_graph.sites()],
         "diagnoses": [_diagnosis_json(each) for each in inspection.diagnoses],
         "storage": inspection.storage and _storage_json(inspection.storage, ("fp32", *inspection.formats)),
         "loss_scale": inspection.gradients and _loss_scale_json(inspection, inspection.gradients),
@@ -68,7 +69,8 @@ def _number(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-def _site_json(site: Site, marks: Sequence[Mark]) -> dict[str, Any]:
+def site_json(inspection: Inspection, site: Site, marks: Sequence[Mark]) -> dict[str, Any]:
+    """Return what is known of `site`, whose own marks are `marks`."""
     op = lookup(site.op)
     return {
         "site": str(site),
@@ -81,6 +83,7 @@ def _site_json(site: Site, marks: Sequence[Mark]) -> dict[str, Any]:
             mark.format: {"verdict": mark.verdict, "reasons": [_reason_json(reason) for reason in mark.reasons]}
             for mark in marks
         },
+        "numerics": numerics_json(inspection.numerics.sites.get(site, ())),
     }
 
 

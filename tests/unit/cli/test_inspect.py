@@ -72,7 +72,8 @@ def test_json_has_the_documented_shape(capsys, faulty):
     assert found["graph"]["num_sites"] == len(found["sites"])
     assert found["graph"]["replay_matches"] is True
     for site in found["sites"]:
-        assert list(site) == ["site", "module", "op", "index", "family", "class", "verdicts"]
+        assert list(site) == ["site", "module", "op", "index", "family", "class", "verdicts", "numerics"]
+        assert list(site["numerics"]) == ["inputs", "outputs", "gradients"]
         assert site["site"] == f"{site['module']}:{site['op']}#{site['index']}"
         assert list(site["verdicts"]) == ["fp16", "bf16"]
         for verdict in site["verdicts"].values():
@@ -202,3 +203,83 @@ def test_static_runs_nothing_again(capsys, faulty, monkeypatch):
     printed = capsys.readouterr().out
     assert "replay  not run" in printed
     assert "Storage" not in printed
+
+
+def explained(capsys: pytest.CaptureFixture[str], workload: str, site: str) -> str:
+    assert cli.main(["inspect", workload, "--device", "cpu", "--explain", site]) == 1
+    return capsys.readouterr().out
+
+
+def test_explain_shows_one_site_with_every_reason(capsys, faulty):
+    out = explained(capsys, faulty, "scale:add#0")
+    assert out.startswith("scale:add#0 in faulty on cpu (")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["source", "faulty.py:12", *["return", "(x", "-", "low)", "/", "(high", "-", "low", "+", "1e-8)"]] in lines
+    (verdict,) = [line for line in lines if line[:2] == ["fp16", "must"]]
+    assert "1e-08" in verdict
+    assert ["reads", "scale:sub#1", "faulty.py:12"] in lines
+    assert ["read", "by", "scale:div#0", "faulty.py:12"] in lines
+
+
+def test_explain_draws_each_tensor_of_the_site(capsys, faulty):
+    out = explained(capsys, faulty, "scale:add")
+    assert [title for title in ("input", "output") if f"\n  {title}" in out] == ["input", "output"]
+    # high - low is 3 in one row and 0 in the other
+    assert "2 elements, 50 % exactly 0, from 0 to 3, tallest bar 100 % in 2^1 to 2^2" in out
+    picture = out.split("\n  output")[1].splitlines()
+    bars = [line for line in picture if "█" in line]
+    (zones,) = [line for line in picture if line.startswith("  fp16  ") and "---" in line]
+    (ticks,) = [line for line in picture if "2^-20" in line]
+    # 1e-8 is in the binade of -27: it flushes, as it stands left of -25, six columns left of the tick of -20
+    one = next(i for i, char in enumerate(picture[2]) if char != " ") if picture[2].strip() else None
+    assert len(bars) == 4
+    columns = [i for line in bars for i, char in enumerate(line) if char == "█"]
+    assert {zones[column] for column in columns} == {"0", "-"}
+    assert min(columns) == ticks.index("2^-20") - 7
+    assert one is None or one in columns
+
+
+def test_explain_is_plain_text_of_80_or_120_columns(capsys, faulty, monkeypatch):
+    for width in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        out = explained(capsys, faulty, "scale:add#0")
+        assert max(map(len, out.splitlines())) <= width
+        assert "\x1b[" not in out
+        assert "…" not in out
+        assert not [line for line in out.splitlines() if line != line.rstrip()]
+
+
+def test_explain_as_json_has_the_same_numbers(capsys, faulty):
+    code, found = inspected(capsys, faulty, "--explain", "scale:add#0")
+    assert code == 1
+    assert list(found) == [
+        "schema_version", "workload", "device", "num_batches", "site", "calls", "reads", "read_by", "findings",
+    ]  # fmt: skip
+    _, whole = inspected(capsys, faulty)
+    (site,) = [each for each in whole["sites"] if each["site"] == "scale:add#0"]
+    assert found["site"] == site
+    (output,) = site["numerics"]["outputs"]
+    assert output["histogram"] == [{"exponent": -27, "count": 1}, {"exponent": 1, "count": 1}]
+    assert (output["num_elements"], output["num_zero"], output["maximum"]) == (2, 0, 3)
+    fp16 = output["formats"]["fp16"]
+    assert (fp16["flush_frac"], fp16["subnormal_frac"], fp16["num_overflow"], fp16["overflow_frac"]) == (0.5, 0.5, 0, 0)
+    assert output["formats"]["bf16"]["flush_frac"] == 0
+    assert 0 < fp16["rounding_error"] < 1e-8
+    assert [(each["kind"], each["name"], each["via"]) for each in found["reads"]] == [("site", "scale:sub#1", [])]
+    assert [each["name"] for each in found["read_by"]] == ["scale:div#0"]
+    assert [each["severity"] for each in found["findings"]] == ["error"]
+    assert found["calls"][0]["constants"] == [1e-8]
+
+
+def test_explain_refuses_a_site_that_is_not_there_and_names_the_nearest(capsys, faulty):
+    assert cli.main(["inspect", faulty, "--device", "cpu", "--explain", "scale:ad#0"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert 'error: "scale:ad#0" names no site of this workload; nearest: "scale:add#0"' in err
+    assert cli.main(["inspect", faulty, "--device", "cpu", "--explain", "blocks.*"]) == 2
+    assert '"blocks.*" names 3 sites, and one is wanted: "blocks.0:linear#0"' in capsys.readouterr().err
+
+
+def test_explain_is_about_one_site_not_all(capsys, faulty):
+    assert cli.main(["inspect", faulty, "--explain", "scale:add#0", "--all"]) == 2
+    assert '--explain "scale:add#0" shows one site and --all a line for each' in capsys.readouterr().err
