@@ -6,18 +6,11 @@ from typing import Literal, TypeAlias
 
 from autoprec.analysis.loss_scale import LossScaleAdvice
 from autoprec.analysis.marks import Mark, Reason, ReasonCode
-from autoprec.analysis.storage import (
-    Storage,
-    eps_vanishes,
-    frozen_parameters,
-    second_moment_freezes,
-    stalled_statistics,
-)
+from autoprec.analysis.storage import Storage
+from autoprec.analysis.storage_findings import storage_findings
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
-
-_NUM_NAMES = 4
 
 # What to change in the user's code, for the reasons that have a cure other than FP32.
 _CURES = {
@@ -32,7 +25,8 @@ class Finding:
     """Something to act on, or to know.
 
     `error`: a `must` mark; `warning`: a fault that a setting repairs; `note`: no fault on the recorded batch, or only
-    for a choice that is not the default. `site` is empty for findings about the whole run.
+    for a choice that is not the default. `site` is empty for findings about the whole run; `names` are the parameters,
+    buffers or gradients that one about storage is about.
     """
 
     code: str
@@ -40,6 +34,7 @@ class Finding:
     site: str
     message: str
     fix: str
+    names: tuple[str, ...] = ()
 
 
 def findings_of(
@@ -102,42 +97,7 @@ def _loss_scale(advice: Sequence[LossScaleAdvice]) -> Iterator[Finding]:
 
 
 def _storage(storage: Storage, format_name: str) -> Iterator[Finding]:
-    frozen = frozen_parameters(storage, format_name)
-    if frozen:
-        yield _note(
-            "weights_do_not_move",
-            f"stored in {format_name}, {len(frozen)} of {len(storage.parameters)} parameters do not move in the first "
-            f"step: {_some(frozen)}",
-            "keep FP32 weights: parameters: {storage: fp32}",
+    for each in storage_findings(storage, format_name):
+        yield Finding(
+            code=each.code, severity=each.severity, site="", message=each.message, fix=each.fix, names=each.names
         )
-    stalled = stalled_statistics(storage, format_name)
-    if stalled:
-        yield _note(
-            "statistics_stall",
-            f"stored in {format_name}, {len(stalled)} running statistics stall, as their momentum is below half a "
-            f"spacing: {_some(stalled)}",
-            "keep these buffers in FP32",
-        )
-    if second_moment_freezes(storage, format_name):
-        yield _note(
-            "second_moment_freezes",
-            f"stored in {format_name}, {storage.optimizer}'s second moment never decays: 1 - beta2 is "
-            f"{1 - (storage.second_moment_decay or 0):.2g}, below every half spacing",
-            "keep exp_avg_sq in FP32",
-        )
-    if eps_vanishes(storage, format_name):
-        yield _note(
-            "optimizer_eps_vanishes",
-            f"stored in {format_name}, {storage.optimizer}'s eps of {storage.eps:g} is 0, and a weight "
-            "without gradient becomes 0 / 0",
-            "keep FP32 weights and optimizer state, or set eps to 1e-4",
-        )
-
-
-def _note(code: str, message: str, fix: str) -> Finding:
-    return Finding(code=code, severity="note", site="", message=message, fix=fix)
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _NUM_NAMES
-    return ", ".join(names[:_NUM_NAMES]) + (f" and {rest} more" if rest > 0 else "")

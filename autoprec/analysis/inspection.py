@@ -42,7 +42,7 @@ def inspect_recording(recording: Recording, workload: Workload, formats: Sequenc
     replay_matches = recording.replay_matches
     marks = merge((*static_marks(op_graph, formats, device_kind), *constant_marks(lost, broken_calls(recording, lost))))
     gradients = run_backward(recording)
-    storage = storage_of(recording.model, workload.optimizer, formats)
+    storage = storage_of((recording,), workload, formats)
     recording.model.zero_grad(set_to_none=True)
     advice = tuple(loss_scale_advice(gradients, name) for name in formats)
     return Inspection(
