@@ -13,7 +13,7 @@ from autoprec.runtime.dtypes import torch_dtype
 
 # A step this many times as large as the largest of FP32 divides by what is left of eps.
 _RUNAWAY = 10.0
-_LARGER_EPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+_LARGER_EPS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,10 +75,10 @@ def _ends(run: ShortRun, format_name: str, eps: float | None) -> list[torch.Tens
         _set_eps(twin, eps)
     try:
         for step in range(run.num_steps):
-            twin.step([each.gradients[step] for each in run.parameters])
-    except (RuntimeError, TypeError, NotImplementedError):
+            twin.step(run.gradients(step))
+    except (RuntimeError, TypeError, ValueError):
         return None
-    return [value.detach().float() for value in twin.values]
+    return [value.float() for value in twin.values()]
 
 
 def _holds(run: ShortRun, format_name: str, eps: float) -> bool:

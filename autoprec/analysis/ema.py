@@ -7,12 +7,14 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from autoprec.analysis.short_run import BufferRun, ShortRun
-from autoprec.analysis.stored_values import StoredFault, frac, stored
+from autoprec.analysis.short_run import BufferRun, ParameterRun, ShortRun
+from autoprec.analysis.stored_values import StoredFault, frac, percent, stored
 from autoprec.capture.memory import named_tensors
 from autoprec.numerics import format_named
 
 DECAYS = (0.9, 0.99, 0.999, 0.9999)
+# So many elements of each parameter tell of averages in general.
+_NUM_ELEMENTS = 256
 # An average that loses more than this fraction of its updates does not follow.
 SWAMPED_FRAC = 0.5
 
@@ -52,13 +54,14 @@ def average_moves(run: ShortRun, formats: Sequence[str]) -> tuple[AverageMoves, 
     An average lags behind by update / (1 - decay), so that it comes to move by as much as the weights do: what
     cannot store the weights' updates cannot store their average's.
     """
-    if run.num_steps == 0:
+    if run.num_steps == 0 or not run.parameters:
         return ()
+    values = [torch.cat(each) for each in zip(*(_some_values(each) for each in run.parameters), strict=True)]
     return tuple(
         AverageMoves(
             decay=decay,
             format=name,
-            lost_update_frac=_lost(run, decay, name),
+            lost_update_frac=frac(*_average(values, decay, name)),
             needed_difference=format_named(name).unit_roundoff / (1 - decay),
         )
         for decay in DECAYS
@@ -102,16 +105,14 @@ def average_faults(
                 lost = frac(stays, moved)
                 yield StoredFault(
                     part="ema", name=copy, format=name, verdict="needs_fp32" if lost > SWAMPED_FRAC else "fine",
-                    reason=f"with decay {average.decay:.6g}, {lost:.0%} of its updates are below half a spacing of "
+                    reason=f"with decay {average.decay:.6g}, {percent(lost)} of its updates are below half a spacing of "
                     f"{name} and change nothing",
                     numbers={"decay": average.decay, "lost_update_frac": lost},
                 )  # fmt: skip
 
 
-def _lost(run: ShortRun, decay: float, format_name: str) -> float:
-    pairs = [_average(each.values, decay, format_name) for each in run.parameters]
-    stays = torch.cat([each.reshape(-1) for each, _ in pairs])
-    return frac(stays, torch.cat([each.reshape(-1) for _, each in pairs]))
+def _some_values(run: ParameterRun) -> list[torch.Tensor]:
+    return [each[:_NUM_ELEMENTS] for each in run.values]
 
 
 def _average(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from autoprec.analysis.short_run import Sampler
-from autoprec.analysis.stored_values import StoredFault, relative_error, stored
+from autoprec.analysis.stored_values import StoredFault, percent, relative_error, stored
 from autoprec.capture import Recording, Replay
 from autoprec.capture.memory import named_tensors
 
@@ -33,7 +33,7 @@ class RoundedStep:
     @property
     def numbers(self) -> dict[str, float]:
         """Return both errors by name."""
-        return {"loss_error": self.loss_error, "gradient_error": self.gradient_error}
+        return {"gradient_error": self.gradient_error, "loss_error": self.loss_error}
 
 
 class RoundingProbe:
@@ -61,8 +61,8 @@ class RoundingProbe:
     def rounded(self, names: Collection[str], format_name: str) -> RoundedStep:
         """Return how the step differs with the tensors called `names` rounded to the format."""
         loss, gradients = self._step(names, format_name)
-        found = torch.cat([gradients[name].reshape(-1) for name in self._gradients])
-        wanted = torch.cat([each.reshape(-1) for each in self._gradients.values()])
+        found = torch.cat([gradients[name] for name in self._gradients])
+        wanted = torch.cat(list(self._gradients.values()))
         return RoundedStep(
             loss_error=abs(loss - self._loss) / max(abs(self._loss), 1e-12) if math.isfinite(loss) else math.inf,
             gradient_error=relative_error(found, wanted),
@@ -138,7 +138,7 @@ def _culprits(probe: RoundingProbe, names: Sequence[str], format_name: str) -> d
 def _fault(part: str, name: str, format_name: str, effect: RoundedStep) -> StoredFault:
     return StoredFault(
         part=part, name=name, format=format_name, verdict="needs_fp32" if effect.is_harmful else "fine",
-        reason=f"rounded to {format_name} it changes the gradient by {min(effect.gradient_error, 9.99):.1%} and the "
-        f"loss by {min(effect.loss_error, 9.99):.1%}",
+        reason=f"rounded to {format_name} it changes the gradient by {percent(effect.gradient_error)} and the "
+        f"loss by {percent(effect.loss_error)}",
         numbers=effect.numbers,
     )  # fmt: skip

@@ -6,14 +6,16 @@ from typing import Literal
 
 from autoprec.analysis.cast_optimizer import CastOptimizer
 from autoprec.analysis.storage import Storage, frozen_parameters
-from autoprec.analysis.stored_values import StoredFault
+from autoprec.analysis.stored_moments import STEP_ERROR
+from autoprec.analysis.stored_parameters import STOCHASTIC
+from autoprec.analysis.stored_values import StoredFault, percent
 from autoprec.numerics import format_named
 
 _NUM_NAMES = 6
 # Below this fraction of lost updates nothing is said of weights without masters.
 _WORTH_A_NOTE = 0.1
-# What the policy can store parameters in, and round stochastically.
-_STORABLE, _STOCHASTIC = ("bf16", "fp16"), ("bf16",)
+# What the policy can store parameters in.
+_STORABLE = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,19 +69,19 @@ def _weights(storage: Storage, format_name: str) -> Iterator[StorageFinding]:
     frozen = frozen_parameters(storage, format_name)
     swamped = [each.name for each in _worst_first(faults, "lost_update_frac") if each.verdict != "fine"]
     where = f"stored in {format_name} without FP32 masters, "
-    kept = sum(sizes[each.name] * each.numbers["with_stochastic_rounding"] for each in faults) / max(total, 1)
+    kept = sum(sizes[each.name] * each.numbers.get("with_stochastic_rounding", 1.0) for each in faults) / max(total, 1)
     if frozen:
         yield StorageFinding(
             code="weights_do_not_move", severity="warning", format=format_name, names=frozen,
             message=f"{where}{len(frozen)} of {len(storage.parameters)} parameters do not move in "
             f"{storage.num_steps} steps, since every update is below half a spacing: {_some(frozen)}; of all updates "
-            f"{lost:.0%} are lost",
+            f"{percent(lost)} are lost",
             fix=_master_fix(format_name, kept),
         )  # fmt: skip
     elif lost >= _WORTH_A_NOTE or swamped:
         yield StorageFinding(
             code="updates_swamped", severity="note", format=format_name, names=tuple(swamped),
-            message=f"{where}{lost:.0%} of all updates are below half a spacing and lost"
+            message=f"{where}{percent(lost)} of all updates are below half a spacing and lost"
             + (f", most of those of {_some(swamped)}" if swamped else ""),
             fix=_master_fix(format_name, kept),
         )  # fmt: skip
@@ -89,9 +91,9 @@ def _master_fix(format_name: str, kept: float) -> str:
     if format_name not in _STORABLE:
         return f"keep FP32 weights, and cast them to {format_name} for each matmul"
     fix = f"keep FP32 masters: parameters: {{storage: {format_name}, master: fp32}}"
-    if format_name not in _STOCHASTIC:
+    if format_name not in STOCHASTIC:
         return fix
-    return f"{fix}, or rounding: stochastic, which went {kept:.0%} of the way of FP32"
+    return f"{fix}, or rounding: stochastic, which went {percent(kept)} of the way of FP32"
 
 
 def _weight_decay(storage: Storage, format_name: str) -> Iterator[StorageFinding]:
@@ -118,7 +120,7 @@ def _optimizer(storage: Storage, format_name: str) -> Iterator[StorageFinding]:
         if names:
             worst = each.nonfinite_frac[names[0]]
             happened = (
-                f"cast to {format_name}, {storage.num_steps} steps leave {worst:.0%} of {names[0]} at inf or nan"
+                f"cast to {format_name}, {storage.num_steps} steps leave {percent(worst)} of {names[0]} at inf or nan"
                 + (f", and some of {_some(names[1:])}" if names[1:] else "")
                 + (f": {eps}, and a weight without gradient becomes 0 / 0" if eps else "")
             )
@@ -127,7 +129,7 @@ def _optimizer(storage: Storage, format_name: str) -> Iterator[StorageFinding]:
                 f"cast to {format_name}, {eps}: a weight without gradient becomes 0 / 0, which none did in "
                 f"{storage.num_steps} steps" + (f"; steps grow {each.step_growth:.3g} times" if _grows(each) else "")
             )
-        larger = f"; or set eps to {each.larger_eps:g} or more, with which all stays finite" if each.larger_eps else ""
+        larger = f"; or set eps to {each.larger_eps:g} or more, with which all stays finite and no step is 10 times FP32's" if each.larger_eps else ""
         yield StorageFinding(
             code="optimizer_eps_vanishes", severity="warning" if names else "note", format=format_name, names=names,
             message=happened,
@@ -143,8 +145,8 @@ def _moments(storage: Storage, format_name: str) -> Iterator[StorageFinding]:
     keys = dict.fromkeys(each.part for each in storage.faults if "frozen_frac" in each.numbers)
     for key in keys:
         bad = [each for each in _of(storage, key, format_name, "frozen_frac") if each.verdict != "fine"]
-        wrong = _worst_first([each for each in bad if "left_in_low" not in each.numbers], "step_error")
-        frozen = _worst_first([each for each in bad if "left_in_low" in each.numbers], "frozen_frac")
+        wrong = _worst_first([each for each in bad if each.numbers["step_error"] > STEP_ERROR], "step_error")
+        frozen = _worst_first([each for each in bad if each.numbers["step_error"] <= STEP_ERROR], "frozen_frac")
         fix = f"keep {key} in FP32: parameters: {{optimizer_state: fp32}}"
         if wrong:
             yield StorageFinding(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 import torch
 
 from autoprec.analysis.short_run import BufferRun, ShortRun
-from autoprec.analysis.stored_values import StoredFault, StoredVerdict, frac, relative_error, stored
+from autoprec.analysis.stored_values import StoredFault, StoredVerdict, frac, percent, relative_error, stored
 
 # A statistic is followed until FP32 has made this many time constants of its way, and no longer than the limit.
 _TIME_CONSTANTS = 2.0
@@ -43,17 +43,17 @@ def _followed(run: BufferRun, format_name: str) -> StoredFault:
         low = stored((decay * low.double() + new).float(), format_name)
     way, value = relative_error(low, exact, exact - start), relative_error(low, exact)
     numbers = {
-        "momentum": 1 - decay,
-        "num_passes": float(num_passes),
         "missed_way_frac": way,
         "error": value,
+        "momentum": 1 - decay,
+        "num_passes": float(num_passes),
         "stays_frac": frac(low == stored(start.float(), format_name), exact.float() != start.float()),
     }
     is_stalled = (way > MISSED_WAY or math.isnan(way)) and value > MISSED_VALUE
     return StoredFault(
         part="buffers", name=run.name, format=format_name, verdict="needs_fp32" if is_stalled else "fine",
-        reason=f"with momentum {1 - decay:.2g} it misses {min(way, 9.99):.0%} of its way in {num_passes} passes and is "
-        f"{min(value, 9.99):.0%} off" + (": updates are below half a spacing" if is_stalled else ""),
+        reason=f"with momentum {1 - decay:.2g} it misses {percent(way)} of its way in {num_passes} passes and is "
+        f"{percent(value)} off" + (": updates are below half a spacing" if is_stalled else ""),
         numbers=numbers,
     )  # fmt: skip
 
@@ -71,6 +71,6 @@ def _passes(run: BufferRun, format_name: str) -> StoredFault:
     verdict: StoredVerdict = "needs_fp32" if lost > SWAMPED_FRAC else "fine"
     return StoredFault(
         part="buffers", name=run.name, format=format_name, verdict=verdict,
-        reason=f"{lost:.0%} of what {len(run.steps)} passes add to it is below half a spacing of {format_name}",
+        reason=f"{percent(lost)} of what {len(run.steps)} passes add to it is below half a spacing of {format_name}",
         numbers={"lost_update_frac": lost},
     )  # fmt: skip

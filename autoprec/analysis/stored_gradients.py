@@ -10,6 +10,7 @@ from autoprec.analysis.stored_values import (
     StoredVerdict,
     frac,
     is_scaled,
+    percent,
     power_of_two_below,
     relative_error,
     stored,
@@ -43,17 +44,17 @@ def _fault(run: ParameterRun, format_name: str, scale: float) -> StoredFault:
     wanted = torch.stack(parts).sum(0)
     rest = wanted - parts[0]
     numbers = {
-        "num_micro_batches": float(len(parts)),
         "swamped_frac": frac(torch.stack(swamped), torch.stack(added)) if swamped else 0.0,
         "error": relative_error(total, wanted),
         "error_of_later_ones": relative_error(total, wanted, rest),
+        "num_micro_batches": float(len(parts)),
     }
     lost = numbers["error_of_later_ones"]
     is_lost = lost > LOST_FRAC and numbers["swamped_frac"] > LOST_FRAC
     verdict: StoredVerdict = "needs_fp32" if is_lost else "fine"
     reason = (
-        f"{numbers['swamped_frac']:.0%} of what micro-batches after the first add changes nothing, and their sum is "
-        f"{min(lost, 9.99):.0%} off"
+        f"{percent(numbers['swamped_frac'])} of what micro-batches after the first add changes nothing, and their sum "
+        f"is {percent(lost)} off"
     )
     return StoredFault(
         part="gradients", name=run.name, format=format_name, verdict=verdict, reason=reason, numbers=numbers
@@ -65,5 +66,9 @@ def _scale(run: ShortRun, format_name: str) -> float:
     fmt = format_named(format_name)
     if is_scaled(fmt) or fmt.max_exponent == FORMATS["fp32"].max_exponent:
         return 1.0
-    sums = [float(torch.stack(each.micro_gradients).abs().sum(0).max()) for each in run.parameters if each.values[0].numel()]
+    sums = [
+        float(torch.stack(each.micro_gradients).abs().sum(0).max())
+        for each in run.parameters
+        if each.values[0].numel()
+    ]
     return power_of_two_below(fmt.max, max(sums, default=0.0))

@@ -8,7 +8,8 @@ import torch
 
 from autoprec.analysis.optimizer_twin import Twin
 from autoprec.analysis.short_run import ShortRun
-from autoprec.analysis.stored_values import StoredFault, StoredVerdict, frac, relative_error, stored
+from autoprec.analysis.stored_values import StoredFault, StoredVerdict, frac, percent, relative_error, scale_of, stored
+from autoprec.runtime.rounding import round_to
 
 # A step that differs from FP32's by more than this fraction of it is another step.
 STEP_ERROR = 0.1
@@ -17,6 +18,8 @@ FROZEN_FRAC = 0.5
 # A frozen moment is followed for so many steps without gradient.
 NUM_QUIET_STEPS = 100
 NUM_QUIET_ELEMENTS = 256
+# By how much more of it must be left then than in FP32.
+EXCESS_LEFT = 0.03
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,46 +39,49 @@ def moments(run: ShortRun, formats: Sequence[str]) -> Moments:
     The optimizer itself steps on the sampled elements with the gradients of the run; after each step the state is
     rounded.
     """
-    if run.num_steps == 0 or not run.parameters:
+    names = tuple(each.name for each in run.parameters)
+    if run.num_steps == 0 or not names:
         return Moments(faults=(), not_followed=())
     reference = run.twin()
-    for step in range(run.num_steps):
-        reference.step(_gradients(run, step))
-    followed = [index for index in range(len(run.parameters)) if _is_followed(run, reference, index)]
-    keys = dict.fromkeys(key for index in followed for key in reference.moments(index))
+    try:
+        for step in range(run.num_steps):
+            reference.step(run.gradients(step))
+    except (RuntimeError, TypeError, ValueError):  # an optimizer that asks for a shape
+        return Moments(faults=(), not_followed=names)
+    ends = reference.values()
+    followed = [index for index in range(len(names)) if _is_followed(run, ends[index], index)]
     faults = [
-        fault for key in keys for name in formats for fault in _LowMoment(run, reference, key, name).faults(followed)
+        fault
+        for key in reference.keys()
+        for name in formats
+        for fault in _LowMoment(run, reference, key, name).faults(followed)
     ]
-    followed_names = {run.parameters[index].name for index in followed}
     return Moments(
         faults=tuple(faults),
-        not_followed=tuple(each.name for each in run.parameters if each.name not in followed_names),
+        not_followed=tuple(name for index, name in enumerate(names) if index not in set(followed)),
     )
 
 
-def _gradients(run: ShortRun, step: int) -> list[torch.Tensor | None]:
-    return [each.gradients[step] for each in run.parameters]
-
-
-def _is_followed(run: ShortRun, twin: Twin, index: int) -> bool:
+def _is_followed(run: ShortRun, end: torch.Tensor, index: int) -> bool:
     """Return whether the twin did to the sampled elements what the optimizer did to the whole tensor."""
     values = run.parameters[index].values
-    return relative_error(twin.values[index].detach() - values[0], values[-1] - values[0]) < 1e-2
+    return relative_error(end - values[0], values[-1] - values[0]) < 1e-2
 
 
 class _LowMoment:
     """One run of the optimizer on the sampled elements with the state called `key` in a low format."""
 
     def __init__(self, run: ShortRun, reference: Twin, key: str, format_name: str) -> None:
-        self._run, self._reference, self._key, self._format = run, reference, key, format_name
-        self._twin = run.twin()
+        self._run, self._key, self._format = run, key, format_name
+        self._exact, self._wanted = reference.state(key), reference.values()
+        twin = run.twin()
         for step in range(run.num_steps):
-            self._twin.step(_gradients(run, step))
-            self._round()
-        self._stored = self._state()
-        self._ends = [value.detach().clone() for value in self._twin.values]
-        self._twin.step([torch.zeros_like(each.values[0]) for each in run.parameters])
-        self._quiet = self._state()  # what a step without gradient makes of it, before that is stored
+            twin.step(run.gradients(step))
+            twin.round_state(key, format_name)
+        self._stored, self._ends = twin.state(key), twin.values()
+        twin.step([torch.zeros_like(each.values[0]) for each in run.parameters])
+        self._quiet = twin.state(key)  # what a step without gradient makes of it, before that is stored
+        self._left = self._decay()
 
     def faults(self, followed: Sequence[int]) -> Iterator[StoredFault]:
         """Yield one entry for each parameter among `followed` that has this state."""
@@ -84,65 +90,68 @@ class _LowMoment:
                 yield self._fault(index)
 
     def _fault(self, index: int) -> StoredFault:
-        parameter, before = self._run.parameters[index], self._stored[index]
-        start, wanted = parameter.values[0], self._reference.values[index].detach()
-        exact = self._reference.moments(index)[self._key]
+        before, start = self._stored[index], self._run.parameters[index].values[0]
         again = stored(self._quiet[index], self._format)
         numbers = {
-            "step_error": relative_error(self._ends[index] - start, wanted - start),
-            "flushed_frac": frac(before == 0, exact != 0),
+            "step_error": relative_error(self._ends[index] - start, self._wanted[index] - start),
+            "flushed_frac": frac(before == 0, self._exact[index] != 0),
             "frozen_frac": frac((again == before) & (before != 0), self._quiet[index] != before),
+            **self._left[index],
         }
-        numbers |= self._decay(index) if numbers["frozen_frac"] >= FROZEN_FRAC else {}
         return StoredFault(
-            part=self._key, name=parameter.name, format=self._format, verdict=_verdict(numbers),
+            part=self._key, name=self._run.parameters[index].name, format=self._format, verdict=_verdict(numbers),
             reason=_reason(numbers, self._run.num_steps), numbers=numbers,
         )  # fmt: skip
 
-    def _decay(self, index: int) -> dict[str, float]:
-        """Return what is left of the state after quiet steps, in FP32 and stored low, of some of its elements.
+    def _decay(self) -> dict[int, dict[str, float]]:
+        """Return what is left of the state after quiet steps, in FP32 and stored low, of some elements of each tensor.
 
-        Each quiet step multiplies an element by what the first one did.
+        Each quiet step multiplies an element by what the first one did. FP8's scales are those of the start.
         """
-        before = self._stored[index].reshape(-1)[:NUM_QUIET_ELEMENTS]
-        factor = torch.where(before == 0, 1.0, self._quiet[index].reshape(-1)[:NUM_QUIET_ELEMENTS] / before)
+        starts = {index: each[:NUM_QUIET_ELEMENTS] for index, each in self._stored.items()}
+        scales = {index: scale_of(each, self._format) for index, each in starts.items()}
+        if not starts:
+            return {}
+        before = torch.cat([each * scales[index] for index, each in starts.items()])
+        after = torch.cat([self._quiet[index][:NUM_QUIET_ELEMENTS] * scales[index] for index in starts])
+        factor = torch.where(before == 0, 1.0, after / before)
         low = before
         for _ in range(NUM_QUIET_STEPS):
-            low = stored(low * factor, self._format)
-        first = float(before.double().norm())
+            low = round_to(low * factor, self._format)
         exact = before.double() * factor.double() ** NUM_QUIET_STEPS
+        parts = zip(*(each.split([one.numel() for one in starts.values()]) for each in (before, exact, low)), strict=True)
         return {
-            "quiet_steps": float(NUM_QUIET_STEPS),
-            "left_in_fp32": float(exact.norm()) / first if first else 1.0,
-            "left_in_low": float(low.double().norm()) / first if first else 1.0,
-        }
+            index: {"quiet_steps": float(NUM_QUIET_STEPS), "left_in_fp32": _left(exact, before),
+                    "left_in_low": _left(low, before)}
+            for index, (before, exact, low) in zip(starts, parts, strict=True)
+        }  # fmt: skip
 
-    def _round(self) -> None:
-        for index in range(len(self._run.parameters)):
-            moment = self._twin.moments(index).get(self._key)
-            if moment is not None:
-                moment.copy_(stored(moment, self._format))
 
-    def _state(self) -> dict[int, torch.Tensor]:
-        states = {index: self._twin.moments(index).get(self._key) for index in range(len(self._run.parameters))}
-        return {index: state.clone() for index, state in states.items() if state is not None}
+def _left(after: torch.Tensor, before: torch.Tensor) -> float:
+    start = float(before.double().norm())
+    return float(after.double().norm()) / start if start else 1.0
+
+
+def _freezes(numbers: Mapping[str, float]) -> bool:
+    """Return whether most elements stay where they are without gradient, and that keeps up what FP32 lets go."""
+    return numbers["frozen_frac"] >= FROZEN_FRAC and numbers["left_in_low"] > numbers["left_in_fp32"] + EXCESS_LEFT
 
 
 def _verdict(numbers: Mapping[str, float]) -> StoredVerdict:
-    is_bad = numbers["step_error"] > STEP_ERROR or numbers["frozen_frac"] >= FROZEN_FRAC
-    return "needs_fp32" if is_bad else "fine"
+    return "needs_fp32" if numbers["step_error"] > STEP_ERROR or _freezes(numbers) else "fine"
 
 
 def _reason(numbers: Mapping[str, float], num_steps: int) -> str:
     error, flushed = numbers["step_error"], numbers["flushed_frac"]
     if not math.isfinite(error):
-        return f"{flushed:.0%} of it becomes 0 and {num_steps} steps end in inf or nan"
+        return f"{percent(flushed)} of it becomes 0 and {num_steps} steps end in inf or nan"
     if error > STEP_ERROR:
-        size = f"{error:.0%}" if error < 10 else f"{error:.3g} times"
-        return f"{num_steps} steps are {size} off" + (f": {flushed:.0%} of it becomes 0" if flushed else "")
-    if numbers["frozen_frac"] >= FROZEN_FRAC:
-        return (
-            f"it does not decay: after {NUM_QUIET_STEPS} steps without gradient {numbers['left_in_low']:.0%} is left, "
-            f"and in FP32 {numbers['left_in_fp32']:.0%}"
+        return f"{num_steps} steps are {percent(error)} off" + (
+            f", as {percent(flushed)} of it becomes 0" if flushed else ""
         )
-    return f"{num_steps} steps are {error:.1%} off"
+    if _freezes(numbers):
+        return (
+            f"it does not decay: after {NUM_QUIET_STEPS} steps without gradient {percent(numbers['left_in_low'])} is "
+            f"left, and in FP32 {percent(numbers['left_in_fp32'])}"
+        )
+    return f"{num_steps} steps are {percent(error)} off"

@@ -5,13 +5,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from autoprec.analysis.short_run import ParameterRun, ShortRun
-from autoprec.analysis.stored_values import StoredFault, StoredVerdict, frac, stored
-from autoprec.runtime.rounding import round_to
+from autoprec.analysis.stored_values import StoredFault, StoredVerdict, frac, percent, stored
+from autoprec.runtime.rounding import stochastic_bf16
 
 # A parameter of which this fraction stays where it is does not learn.
 FROZEN_FRAC = 0.999
 # One that loses fewer of its updates than this loses the small ones: most of its way is made by the others.
 SWAMPED_FRAC = 0.5
+# Formats that the runtime rounds to stochastically.
+STOCHASTIC = ("bf16",)
 
 
 def parameter_faults(run: ShortRun, formats: Sequence[str]) -> Iterator[StoredFault]:
@@ -34,15 +36,14 @@ def _fault(run: ParameterRun, format_name: str, decayed: torch.Tensor | None) ->
     path = _path(run.values[0], updates, format_name)
     stays = torch.stack([new == old for old, new in zip(path, path[1:], strict=False)])
     way = run.values[-1] - run.values[0]
-    numbers = {
-        "lost_update_frac": frac(stays, moved),
-        "kept_movement": _along(path[-1] - path[0], way),
-        "with_stochastic_rounding": _along(_stochastic(run.values[0], updates, format_name) - path[0], way),
-    }
+    numbers = {"lost_update_frac": frac(stays, moved), "kept_movement": _along(path[-1] - path[0], way)}
+    if format_name in STOCHASTIC:
+        end = _stochastic(path[0], updates)
+        numbers["with_stochastic_rounding"] = _along(end - path[0], way)
     numbers |= _decay_numbers(run.values[0], decayed, format_name)
     lost = numbers["lost_update_frac"]
     verdict: StoredVerdict = "needs_master" if lost >= SWAMPED_FRAC else "fine"
-    reason = f"{lost:.0%} of its updates are below half a spacing of {format_name} and change nothing"
+    reason = f"{percent(lost)} of its updates are below half a spacing of {format_name} and change nothing"
     if lost >= FROZEN_FRAC:
         reason = f"no element moves in {len(updates)} steps: every update is below half a spacing of {format_name}"
     return StoredFault(
@@ -57,12 +58,12 @@ def _path(start: torch.Tensor, updates: Sequence[torch.Tensor], format_name: str
     return path
 
 
-def _stochastic(start: torch.Tensor, updates: Sequence[torch.Tensor], format_name: str) -> torch.Tensor:
-    """Return where stochastic rounding ends, of a run from the same stored start."""
+def _stochastic(start: torch.Tensor, updates: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return where stochastic rounding to bf16 ends."""
     generator = torch.Generator(start.device).manual_seed(0)
-    value = stored(start, format_name)
+    value = start
     for update in updates:
-        value = round_to(value + update, format_name, mode="stochastic", generator=generator)
+        value = stochastic_bf16(value + update, generator).float()
     return value
 
 
@@ -85,5 +86,8 @@ def _decay_numbers(start: torch.Tensor, decayed: torch.Tensor | None, format_nam
 def _weight_decay(run: ShortRun) -> list[torch.Tensor] | None:
     """Return what a first step without any gradient makes of the parameters: weight decay is all that is left."""
     twin = run.twin()
-    twin.step([torch.zeros_like(each.values[0]) for each in run.parameters])
-    return [value.detach() for value in twin.values]
+    try:
+        twin.step([torch.zeros_like(each.values[0]) for each in run.parameters])
+    except (RuntimeError, TypeError, ValueError):  # an optimizer that asks for a shape
+        return None
+    return twin.values()

@@ -1,7 +1,7 @@
 """What is said of one stored tensor in one format, and how a tensor looks after it was stored in a format."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -38,11 +38,23 @@ def stored(tensor: torch.Tensor, format_name: str) -> torch.Tensor:
 
     FP8 is stored with one scale a tensor, the largest power of two that keeps it in range, as everybody stores it.
     """
+    scale = scale_of(tensor, format_name)
+    return round_to(tensor, format_name) if scale == 1 else round_to(tensor * scale, format_name) / scale
+
+
+def scale_of(tensor: torch.Tensor, format_name: str) -> float:
+    """Return the scale that a tensor is stored with in a format: 1 in all but FP8."""
     fmt = format_named(format_name)
-    if not is_scaled(fmt):
-        return round_to(tensor, format_name)
-    scale = power_of_two_below(fmt.max, float(tensor.abs().max()) if tensor.numel() else 0.0)
-    return round_to(tensor * scale, format_name) / scale
+    if not is_scaled(fmt) or tensor.numel() == 0:
+        return 1.0
+    return power_of_two_below(fmt.max, float(tensor.abs().max()))
+
+
+def stored_each(flat: torch.Tensor, sizes: Sequence[int], format_name: str) -> torch.Tensor:
+    """Return what `stored` makes of each of the tensors that lie side by side in `flat`."""
+    if not is_scaled(format_named(format_name)):
+        return stored(flat, format_name)
+    return torch.cat([stored(part, format_name) for part in flat.split(list(sizes))])
 
 
 def is_scaled(fmt: Format) -> bool:
@@ -70,6 +82,17 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor, unit: torch.Tensor
     if difference == 0:
         return 0.0
     return difference / size if size > 0 else math.inf
+
+
+def percent(fraction: float) -> str:
+    """Return a fraction in words of at most 7 letters: 0%, <1%, 42%, >99%, 100%, 25 times."""
+    if fraction >= 10:
+        return f"{fraction:.2g} times" if fraction < 1000 else f"{fraction:.0e} times"
+    if 0 < fraction < 0.01:
+        return "<1%"
+    if 0.99 < fraction < 1:
+        return ">99%"
+    return f"{fraction:.0%}"
 
 
 def frac(part: torch.Tensor, whole: torch.Tensor) -> float:
