@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from autoprec.analysis.loss_scale import LossScaleAdvice
+from autoprec.analysis.loss_scale_findings import loss_scale_findings
 from autoprec.analysis.marks import Mark, Reason, ReasonCode
 from autoprec.analysis.storage import Storage
 from autoprec.analysis.storage_findings import storage_findings
@@ -83,17 +84,8 @@ def _severity(mark: Mark, reason: Reason) -> Severity | None:
 
 
 def _loss_scale(advice: Sequence[LossScaleAdvice]) -> Iterator[Finding]:
-    for each in advice:
-        if each.needed:
-            site, frac = each.lost[0] if each.lost else ("", 1.0)
-            others = f"; so do {len(each.lost) - 1} others" if len(each.lost) > 1 else ""
-            yield Finding(
-                code="gradients_underflow",
-                severity="warning",
-                site=site,
-                message=f"without a loss scale its gradient loses {frac:.0%} of its norm in {each.format}{others}",
-                fix=f"loss_scale: {{kind: dynamic, initial: {each.initial:.0f}}}",
-            )
+    for each in (found for one in advice for found in loss_scale_findings(one)):
+        yield Finding(code=each.code, severity=each.severity, site=each.site, message=each.message, fix=each.fix)
 
 
 def _storage(storage: Storage, format_name: str) -> Iterator[Finding]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import constant_marks, lost_constants
 from autoprec.analysis.findings import Finding, findings_of
+from autoprec.analysis.forward_overflow import forward_overflows
 from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
 from autoprec.analysis.marks import Mark, merge
 from autoprec.analysis.single_site import broken_calls
@@ -35,16 +36,18 @@ class Inspection:
 def inspect_recording(recording: Recording, workload: Workload, formats: Sequence[str], device_kind: str) -> Inspection:
     """Return what all analyses say; the recording and its model are left as they were.
 
-    Costs one replay, one backward pass, one optimizer step, and up to three steps for each constant that is lost.
+    Costs one replay, one backward pass, what `storage_of` and `forward_overflows` cost, and up to three steps for each
+    constant that is lost.
     """
     op_graph = recording.op_graph
     lost = lost_constants(op_graph, formats)
     replay_matches = recording.replay_matches
     marks = merge((*static_marks(op_graph, formats, device_kind), *constant_marks(lost, broken_calls(recording, lost))))
-    gradients = run_backward(recording)
+    gradients = run_backward((recording,))
     storage = storage_of((recording,), workload, formats)
     recording.model.zero_grad(set_to_none=True)
-    advice = tuple(loss_scale_advice(gradients, name) for name in formats)
+    overflows = forward_overflows((recording,), formats)
+    advice = tuple(loss_scale_advice(gradients, name, overflows[name]) for name in formats)
     return Inspection(
         formats=tuple(formats),
         op_graph=op_graph,
