@@ -40,7 +40,7 @@ class CastOptimizer:
 
 
 def cast_optimizers(run: ShortRun, formats: Sequence[str]) -> tuple[CastOptimizer, ...]:
-    """Return what steps on parameters cast to each format do; 8 bit formats, in which nothing computes, are left out."""
+    """Return what steps on parameters cast to each format do; nothing for 8 bit formats, in which nothing computes."""
     if run.num_steps == 0 or not run.parameters:
         return ()
     wide = [name for name in formats if format_named(name).storage_bits == 16]

@@ -70,7 +70,7 @@ def average_moves(run: ShortRun, formats: Sequence[str]) -> tuple[AverageMoves, 
 
 
 def weight_averages(model: nn.Module, buffers: Sequence[BufferRun]) -> tuple[WeightAverage, ...]:
-    """Return the averages that a fresh `model` holds: `AveragedModel`s, and untrained copies that forward passes move."""
+    """Return the averages that a fresh `model` holds: `AveragedModel`s, and untrained copies that its forward moves."""
     averaged = {path: each for path, each in model.named_modules() if isinstance(each, AveragedModel)}
     moved = {each.name for each in buffers}
     named = named_tensors(model)
@@ -91,9 +91,7 @@ def weight_averages(model: nn.Module, buffers: Sequence[BufferRun]) -> tuple[Wei
     )  # fmt: skip
 
 
-def average_faults(
-    run: ShortRun, averages: Sequence[WeightAverage], formats: Sequence[str]
-) -> Iterator[StoredFault]:
+def average_faults(run: ShortRun, averages: Sequence[WeightAverage], formats: Sequence[str]) -> Iterator[StoredFault]:
     """Yield what storing each average of the model low does to its first updates, where its decay is known."""
     by_name = {each.name: each.values for each in run.parameters}
     for average in averages:
@@ -105,8 +103,8 @@ def average_faults(
                 lost = frac(stays, moved)
                 yield StoredFault(
                     part="ema", name=copy, format=name, verdict="needs_fp32" if lost > SWAMPED_FRAC else "fine",
-                    reason=f"with decay {average.decay:.6g}, {percent(lost)} of its updates are below half a spacing of "
-                    f"{name} and change nothing",
+                    reason=f"with decay {average.decay:.6g}, {percent(lost)} of its updates are below half a spacing "
+                    f"of {name} and change nothing",
                     numbers={"decay": average.decay, "lost_update_frac": lost},
                 )  # fmt: skip
 
@@ -115,9 +113,7 @@ def _some_values(run: ParameterRun) -> list[torch.Tensor]:
     return [each[:_NUM_ELEMENTS] for each in run.values]
 
 
-def _average(
-    values: Sequence[torch.Tensor], decay: float, format_name: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _average(values: Sequence[torch.Tensor], decay: float, format_name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return which updates of an average of `values` change nothing, and which do in FP32."""
     exact, low = values[0], stored(values[0], format_name)
     stays, moved = [], []

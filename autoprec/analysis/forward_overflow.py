@@ -10,17 +10,20 @@ from torch.utils import _pytree as pytree
 from autoprec.analysis.stored_values import is_scaled
 from autoprec.capture import Recording, Replay
 from autoprec.graph.site import Site
-from autoprec.numerics import FORMATS, format_named
+from autoprec.numerics import FORMATS, Format, format_named, ulp
 from autoprec.ops import lookup
+
+_LARGEST = FORMATS["fp32"].max
 
 
 def forward_overflows(recordings: Sequence[Recording], formats: Sequence[str]) -> Mapping[str, tuple[Site, ...]]:
     """Return for each format the sites at which the loss becomes inf or nan for lack of range, in order.
 
     The recorded steps are replayed in FP32 with everything that a site reads or returns beyond the format's largest
-    number made infinite; ops that stay FP32 by default are left as they are. Overflow that does not reach the loss (a
-    mask before a softmax) counts as none. Formats with FP32's range, and FP8, whose tensors carry scales, overflow
-    nowhere. Costs one forward pass for each recording and other format.
+    number made infinite; ops that stay FP32 by default are left as they are. FP32's largest number becomes
+    the format's: a script writes `torch.finfo(x.dtype).min`. Overflow that does not reach the loss (a mask before a
+    softmax) counts as none. Formats with FP32's range, and FP8, whose tensors carry scales, overflow nowhere.
+    Costs one forward pass for each recording and other format.
     """
     return {name: _sites(recordings, name) for name in formats}
 
@@ -29,17 +32,19 @@ def _sites(recordings: Sequence[Recording], format_name: str) -> tuple[Site, ...
     low = format_named(format_name)
     if is_scaled(low) or low.max_exponent == FORMATS["fp32"].max_exponent:
         return ()
-    found = [site for recording in recordings for site in _Limited(recording, low.max).origins()]
+    found = [site for recording in recordings for site in _Limited(recording, low).origins()]
     return tuple(dict.fromkeys(found))
 
 
 class _Limited(Replay):
     """Runs a recorded step with the values of sites limited to a range: what lies beyond is infinite."""
 
-    def __init__(self, recording: Recording, limit: float) -> None:
+    def __init__(self, recording: Recording, low: Format) -> None:
         super().__init__(recording)
         self.extra_traceback = False
-        self._limit = limit
+        self._nodes = tuple(recording.graph_module.graph.nodes)
+        self._max = low.max
+        self._overflow = low.max + ulp(low.max, low) / 2  # from here on, rounding gives infinity
         self._bad: set[str] = set()  # nodes whose results are not finite
         self._made: dict[str, Site] = {}  # nodes that made finite values infinite
 
@@ -49,7 +54,7 @@ class _Limited(Replay):
             is_finite = bool(self.loss().isfinite())
         except RuntimeError:  # an op that refuses inf
             is_finite = False
-        output = next(node for node in self.module.graph.nodes if node.op == "output")
+        output = next(node for node in self._nodes if node.op == "output")
         behind, reached = [output], {output.name}
         while behind and not is_finite:
             for node in behind.pop().all_input_nodes:
@@ -77,9 +82,12 @@ class _Limited(Replay):
     def _limited(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.layout != torch.strided:
             return value
-        if value.numel() == 0 or not bool((value.detach().abs() > self._limit).any()):
+        if value.numel() == 0 or not bool((value.detach().abs() >= self._overflow).any()):
             return value
-        return torch.where(value.abs() > self._limit, value * torch.inf, value)
+        size = value.detach().abs()
+        largest = value.detach().sign() * self._max
+        value = torch.where(size == _LARGEST, largest, value)
+        return torch.where((size >= self._overflow) & (size != _LARGEST), value * torch.inf, value)
 
 
 def _is_finite(value: Any) -> bool:

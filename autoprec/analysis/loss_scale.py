@@ -7,7 +7,7 @@ step have many elements that are too small to matter; only where the norm goes d
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -148,31 +148,28 @@ def loss_scale_advice(
     everything = [*gradients.parameters.items(), *gradients.activations.items()]
     largest = max((each.max_abs for _, each in everything if each.max_abs <= low.max), default=0.0)
     initial = largest_scale(largest, low)
-    known = {
-        "format": format_name,
-        "flush_frac": total.frac_below(smallest),
-        "subnormal_frac": total.frac_below(low.min_exponent),
-        "max_abs": total.max_abs,
-        "forward_overflow": tuple(str(site) for site in forward_overflow),
-        "inner_max_abs": gradients.inner.max_abs if gradients.inner.counts else None,
-    }
-    if is_scaled(low):
-        flushed = _flushed_under_own_scales(gradients.parameters.values(), low)
-        return LossScaleAdvice(
-            **known, needed=False, initial=1.0, scaled_flush_frac=flushed, per_tensor=True, maximum=1.0
-        )
-    minimum = smallest_scale([total, *gradients.activations.values()], low)
-    return LossScaleAdvice(
-        **known,
+    advice = LossScaleAdvice(
+        format=format_name,
         needed=bool(lost) or total.norm_frac_below(smallest) > NEGLIGIBLE_NORM_FRAC,
         initial=initial,
+        flush_frac=total.frac_below(smallest),
+        subnormal_frac=total.frac_below(low.min_exponent),
         scaled_flush_frac=total.frac_below(smallest - round(math.log2(initial))),
+        max_abs=total.max_abs,
         lost=tuple(sorted(lost.items(), key=lambda item: -item[1])),
         overflowing=tuple(name for name, each in everything if each.max_abs > low.max),
-        minimum=minimum,
-        maximum=largest_scale(largest, low, headroom=1.0),
-        growth_interval=_growth_interval(minimum, initial),
+        forward_overflow=tuple(str(site) for site in forward_overflow),
+        inner_max_abs=gradients.inner.max_abs if gradients.inner.counts else None,
     )
+    if is_scaled(low):
+        flushed = _flushed_under_own_scales(gradients.parameters.values(), low)
+        return replace(
+            advice, needed=False, initial=1.0, maximum=1.0, scaled_flush_frac=flushed, lost=(), overflowing=(),
+            per_tensor=True,
+        )  # fmt: skip
+    minimum = smallest_scale([total, *gradients.activations.values()], low)
+    maximum = largest_scale(largest, low, headroom=1.0)
+    return replace(advice, minimum=minimum, maximum=maximum, growth_interval=_growth_interval(minimum, initial))
 
 
 def _growth_interval(minimum: float, initial: float) -> int:

@@ -38,7 +38,7 @@ def loss_scale_findings(advice: LossScaleAdvice) -> Iterator[LossScaleFinding]:
             code="loss_scale_does_not_reach", severity="note", site="",
             message=f"the loss takes gradients itself, up to {advice.inner_max_abs:.2g}: they are made before the loss "
             f"is scaled, so that no scale keeps them in {advice.format}",
-            fix="multiply what they are taken of by a constant and divide the gradient by it in FP32, or keep both FP32",
+            fix="multiply what they are taken of by a constant and divide them by it in FP32, or keep both in FP32",
         )  # fmt: skip
 
 
@@ -47,8 +47,8 @@ def _forward(advice: LossScaleAdvice) -> LossScaleFinding:
     rest = f"; so do {len(others)} others" if others else ""
     return LossScaleFinding(
         code="forward_overflow", severity="warning", site=site,
-        message=f"it exceeds {advice.format}'s largest number in the forward pass, before any gradient exists{rest}: no "
-        "loss scale helps, a dynamic one halves itself until nothing is left and every step is skipped",
+        message=f"it exceeds {advice.format}'s largest number in the forward pass, before any gradient exists{rest}: "
+        "no loss scale helps, a dynamic one halves itself until nothing is left and every step is skipped",
         fix=f'keep it in FP32: {{sites: "{site}", format: fp32}}',
     )  # fmt: skip
 

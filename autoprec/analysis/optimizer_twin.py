@@ -1,4 +1,4 @@
-"""A second optimizer like the first, on a few elements of every parameter: for elementwise optimizers it does the same."""
+"""A second optimizer like the first, on a few elements of every parameter."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +77,7 @@ class Twin:
         """Return a copy of the values, one tensor for each parameter."""
         return self._split([flat.detach() for flat in self._flat], self._values)
 
-    def keys(self) -> tuple[str, ...]:
+    def moment_names(self) -> tuple[str, ...]:
         """Return the names of the parts of the state that have an element for each one of a parameter."""
         return tuple(dict.fromkeys(key for flat in self._flat for key in self._moments(flat)))
 
@@ -130,7 +130,7 @@ def _joined(
     members: Sequence[tuple[str, nn.Parameter, Mapping[str, Any]]],
     sample: Callable[[str, torch.Tensor], torch.Tensor],
 ) -> dict[str, Any]:
-    """Return the state of a group's flat parameter: what has a parameter's shape side by side, the rest from the first."""
+    """Return the state of a group's flat parameter: moments side by side, the rest from the first member."""
     joined: dict[str, Any] = {}
     for key, first in members[0][2].items() if members else ():
         is_moment = isinstance(first, torch.Tensor) and first.shape == members[0][1].shape and key != "step"

@@ -1,4 +1,4 @@
-"""The recorded step with some of its parameters and buffers rounded to a format: does their rounding matter?"""
+"""The recorded step with some of its parameters and buffers rounded to a format."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -73,7 +73,7 @@ class RoundingProbe:
         loss = replay.loss()
         trained = {name: each for name, each in self._named.items() if each.requires_grad}
         leaves = [replay.leaves.get(name, each) for name, each in trained.items()]
-        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        gradients: tuple[torch.Tensor | None, ...] = torch.autograd.grad(loss, leaves, allow_unused=True)
         found = zip(trained, gradients, strict=True)
         return loss.item(), {name: self._sample(name, each) for name, each in found if each is not None}
 
@@ -113,7 +113,7 @@ def rounding_faults(probe: RoundingProbe, formats: Sequence[str]) -> Iterator[St
         effect = probe.rounded(together, name)
         for part in ("parameters", "buffers"):
             group = probe.names(part)
-            found = {each: effect for each in group}
+            found = dict.fromkeys(group, effect)
             if effect.is_harmful and group:
                 found = _culprits(probe, group, name)
             for each, alone in found.items():

@@ -138,21 +138,20 @@ class _Running:
         self._passes: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
 
     def result(self) -> ShortRun:
-        micro = [self._gradients(index) for index in reversed(range(1, NUM_MICRO_BATCHES))]
-        decays = self._decays()
-        first = self._gradients(0)
-        micro = [each for each in (first, *reversed(micro)) if each is not None]
-        used = {name: each for name, each in self._trained.items() if first is not None and name in first}
+        others = [self._gradients(index) for index in reversed(range(1, NUM_MICRO_BATCHES))]
+        first = self._gradients(0) or {}
+        micro = [each for each in (first, *reversed(others)) if each]
+        used = {name: each for name, each in self._trained.items() if name in first}
         values = {name: [self._sample(name, each)] for name, each in used.items()}
         template = template_of(self._optimizer, used, self._sample)
         gradients = self._steps(first, values)
-        num_steps = len(gradients)
+        decays = self._decays()  # now that steps have shown what forward passes write to
         return ShortRun(
             parameters=tuple(
                 ParameterRun(
                     name=name,
-                    micro_gradients=tuple(each.get(name, torch.zeros_like(values[name][0])) for each in micro),
-                    gradients=tuple(each.get(name, torch.zeros_like(values[name][0])) for each in gradients),
+                    micro_gradients=_of_each(micro, name, values[name][0]),
+                    gradients=_of_each(gradients, name, values[name][0]),
                     values=tuple(values[name]),
                 )
                 for name in used
@@ -160,18 +159,18 @@ class _Running:
             buffers=tuple(
                 BufferRun(name=name, steps=tuple(steps), decay=decays.get(name)) for name, steps in self._passes.items()
             ),
-            num_steps=num_steps,
+            num_steps=len(gradients),
             template=template,
             state_numel={name: _state_numel(self._optimizer, each) for name, each in self._trained.items()},
         )
 
     def _steps(
-        self, first: dict[str, torch.Tensor] | None, values: dict[str, list[torch.Tensor]]
+        self, first: dict[str, torch.Tensor], values: dict[str, list[torch.Tensor]]
     ) -> list[dict[str, torch.Tensor]]:
         """Step with the gradients that the model has, then with those of the next batches; note them and the values."""
         seen: list[dict[str, torch.Tensor]] = []
-        gradients = first
-        while gradients is not None and self._step():
+        gradients: dict[str, torch.Tensor] | None = first
+        while gradients and self._step():
             seen.append(gradients)
             for name, noted in values.items():
                 noted.append(self._sample(name, self._trained[name]))
@@ -240,11 +239,18 @@ class _Running:
         return {name: decay for name, decay in decays.items() if decay is not None}
 
 
+def _of_each(
+    gradients: Sequence[Mapping[str, torch.Tensor]], name: str, like: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Return the gradients of one parameter, zero where it took no part."""
+    return tuple(each.get(name, torch.zeros_like(like)) for each in gradients)
+
+
 def _decay(slopes: torch.Tensor) -> float | None:
     """Return the slope if all elements share one between 0 and 1; it is exact to about 2**-22."""
     low, high = float(slopes.min()), float(slopes.max())
     is_shared = math.isfinite(low) and math.isfinite(high) and high - low < 1e-5
-    return (low + high) / 2 if is_shared and 0 < low and high < 1 else None
+    return (low + high) / 2 if is_shared and low > 0 and high < 1 else None
 
 
 def _state_numel(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> int:

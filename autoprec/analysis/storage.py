@@ -61,13 +61,15 @@ class StoredBuffer:
 class StoredPart:
     """The verdict on storing one part of a run in a format: the worst one on a tensor of it.
 
-    `names` are the tensors with that verdict, worst first (all of them if it is `fine`); `reason` is the first one's.
+    `names` are the tensors with that verdict, worst first (all of them if it is `fine`), of `num_tensors` that were
+    measured; `reason` is the first one's.
     """
 
     part: str
     format: str
     verdict: StoredVerdict
     names: tuple[str, ...]
+    num_tensors: int
     reason: str
 
 
@@ -190,7 +192,10 @@ def _part(group: Sequence[StoredFault]) -> StoredPart:
     same = sorted((fault for fault in group if fault.verdict == worst), key=lambda fault: -_size(fault))
     first = same[0]
     names = tuple(dict.fromkeys(fault.name for fault in same))
-    return StoredPart(part=first.part, format=first.format, verdict=worst, names=names, reason=first.reason)
+    num_tensors = len({fault.name for fault in group})
+    return StoredPart(
+        part=first.part, format=first.format, verdict=worst, names=names, num_tensors=num_tensors, reason=first.reason
+    )
 
 
 def _size(fault: StoredFault) -> float:

@@ -129,7 +129,11 @@ def _optimizer(storage: Storage, format_name: str) -> Iterator[StorageFinding]:
                 f"cast to {format_name}, {eps}: a weight without gradient becomes 0 / 0, which none did in "
                 f"{storage.num_steps} steps" + (f"; steps grow {each.step_growth:.3g} times" if _grows(each) else "")
             )
-        larger = f"; or set eps to {each.larger_eps:g} or more, with which all stays finite and no step is 10 times FP32's" if each.larger_eps else ""
+        larger = (
+            f"; or set eps to {each.larger_eps:g} or more, with which all stays finite and no step is 10 times FP32's"
+            if each.larger_eps
+            else ""
+        )
         yield StorageFinding(
             code="optimizer_eps_vanishes", severity="warning" if names else "note", format=format_name, names=names,
             message=happened,
@@ -145,22 +149,22 @@ def _moments(storage: Storage, format_name: str) -> Iterator[StorageFinding]:
     keys = dict.fromkeys(each.part for each in storage.faults if "frozen_frac" in each.numbers)
     for key in keys:
         bad = [each for each in _of(storage, key, format_name, "frozen_frac") if each.verdict != "fine"]
-        wrong = _worst_first([each for each in bad if each.numbers["step_error"] > STEP_ERROR], "step_error")
-        frozen = _worst_first([each for each in bad if each.numbers["step_error"] <= STEP_ERROR], "frozen_frac")
+        wrong = [each for each in bad if each.numbers["step_error"] > STEP_ERROR]
+        bad = _worst_first(bad, "step_error" if wrong else "frozen_frac")
         fix = f"keep {key} in FP32: parameters: {{optimizer_state: fp32}}"
         if wrong:
             yield StorageFinding(
-                code="moment_flushes", severity="warning", format=format_name, names=_names(wrong),
+                code="moment_flushes", severity="warning", format=format_name, names=_names(bad),
                 message=f"{storage.optimizer}'s {key} stored in {format_name} makes other steps than FP32: of "
-                f"{wrong[0].name}, {wrong[0].reason}; it does so for {len(wrong)} parameters: {_some(_names(wrong))}",
+                f"{bad[0].name}, {bad[0].reason}; it is wrong for {len(bad)} parameters: {_some(_names(bad))}",
                 fix=fix,
             )  # fmt: skip
-        if frozen:
+        elif bad:
             yield StorageFinding(
                 code="second_moment_freezes" if "sq" in key else "moment_freezes",
-                severity="warning", format=format_name, names=_names(frozen),
-                message=f"{storage.optimizer}'s {key} stored in {format_name} freezes for {len(frozen)} parameters: of "
-                f"{frozen[0].name}, {frozen[0].reason}",
+                severity="warning", format=format_name, names=_names(bad),
+                message=f"{storage.optimizer}'s {key} stored in {format_name} freezes for {len(bad)} parameters: of "
+                f"{bad[0].name}, {bad[0].reason}",
                 fix=fix,
             )  # fmt: skip
 
@@ -216,9 +220,7 @@ def _averages(storage: Storage, format_name: str) -> Iterator[StorageFinding]:
 
 def _of(storage: Storage, part: str, format_name: str, number: str) -> list[StoredFault]:
     return [
-        each
-        for each in storage.faults
-        if each.part == part and each.format == format_name and number in each.numbers
+        each for each in storage.faults if each.part == part and each.format == format_name and number in each.numbers
     ]
 
 

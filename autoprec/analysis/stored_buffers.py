@@ -17,9 +17,7 @@ MISSED_VALUE = 0.05
 SWAMPED_FRAC = 0.9
 
 
-def statistic_faults(
-    run: ShortRun, formats: Sequence[str], *, averaged: Collection[str] = ()
-) -> Iterator[StoredFault]:
+def statistic_faults(run: ShortRun, formats: Sequence[str], *, averaged: Collection[str] = ()) -> Iterator[StoredFault]:
     """Yield what storing each tensor low does that forward passes write to.
 
     Of a running mean d * b + (1 - d) * s, whose d was measured, the pass is repeated with the s that the batches gave,

@@ -67,8 +67,6 @@ def _scale(run: ShortRun, format_name: str) -> float:
     if is_scaled(fmt) or fmt.max_exponent == FORMATS["fp32"].max_exponent:
         return 1.0
     sums = [
-        float(torch.stack(each.micro_gradients).abs().sum(0).max())
-        for each in run.parameters
-        if each.values[0].numel()
+        float(torch.stack(each.micro_gradients).abs().sum(0).max()) for each in run.parameters if each.values[0].numel()
     ]
     return power_of_two_below(fmt.max, max(sums, default=0.0))

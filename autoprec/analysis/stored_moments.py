@@ -52,7 +52,7 @@ def moments(run: ShortRun, formats: Sequence[str]) -> Moments:
     followed = [index for index in range(len(names)) if _is_followed(run, ends[index], index)]
     faults = [
         fault
-        for key in reference.keys()
+        for key in reference.moment_names()
         for name in formats
         for fault in _LowMoment(run, reference, key, name).faults(followed)
     ]
@@ -119,7 +119,9 @@ class _LowMoment:
         for _ in range(NUM_QUIET_STEPS):
             low = round_to(low * factor, self._format)
         exact = before.double() * factor.double() ** NUM_QUIET_STEPS
-        parts = zip(*(each.split([one.numel() for one in starts.values()]) for each in (before, exact, low)), strict=True)
+        parts = zip(
+            *(each.split([one.numel() for one in starts.values()]) for each in (before, exact, low)), strict=True
+        )
         return {
             index: {"quiet_steps": float(NUM_QUIET_STEPS), "left_in_fp32": _left(exact, before),
                     "left_in_low": _left(low, before)}

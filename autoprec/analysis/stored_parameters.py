@@ -1,6 +1,7 @@
 """Parameters stored in a low format without FP32 masters: which updates they lose."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -31,10 +32,10 @@ def parameter_faults(run: ShortRun, formats: Sequence[str]) -> Iterator[StoredFa
 
 
 def _fault(run: ParameterRun, format_name: str, decayed: torch.Tensor | None) -> StoredFault:
-    updates = [new - old for old, new in zip(run.values, run.values[1:], strict=False)]
+    updates = [new - old for old, new in pairwise(run.values)]
     moved = torch.stack([update != 0 for update in updates])
     path = _path(run.values[0], updates, format_name)
-    stays = torch.stack([new == old for old, new in zip(path, path[1:], strict=False)])
+    stays = torch.stack([new == old for old, new in pairwise(path)])
     way = run.values[-1] - run.values[0]
     numbers = {"lost_update_frac": frac(stays, moved), "kept_movement": _along(path[-1] - path[0], way)}
     if format_name in STOCHASTIC:

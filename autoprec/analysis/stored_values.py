@@ -21,8 +21,9 @@ class StoredFault:
     """What storing `name` in `format` was measured to do.
 
     `part` is `parameters`, `gradients`, `buffers`, `ema`, or the optimizer's name for a part of its state, such as
-    `exp_avg_sq`. `reason` is one sentence with the number that decided; `numbers` holds all of them. `needs_master`: the
-    tensor may be stored low if the optimizer steps on FP32 masters, or rounds stochastically.
+    `exp_avg_sq`. `reason` is one sentence with the number that decided; `numbers` holds all of them, the
+    deciding one first. `needs_master`: the tensor may be stored low if the optimizer steps on FP32 masters, or rounds
+    stochastically.
     """
 
     part: str

@@ -22,6 +22,8 @@ def render_inspection(view: InspectView) -> RenderableType:
         parts += [Text("\nFindings", style="bold"), _findings(view.findings)]
     parts += [Text("\nLayers", style="bold"), _layers(view.layers)]
     parts += [Text("\nStorage", style="bold"), _columns(view.storage)]
+    if view.storage_verdicts:
+        parts += [Text(), _columns(view.storage_verdicts)]
     if view.storage_notes:
         parts += [Text(), _notes(view.storage_notes)]
     return Group(*parts)
