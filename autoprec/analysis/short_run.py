@@ -171,9 +171,12 @@ class _Running:
         seen: list[dict[str, torch.Tensor]] = []
         gradients: dict[str, torch.Tensor] | None = first
         while gradients and self._step():
+            ends = {name: self._sample(name, self._trained[name]) for name in values}
+            if not all(bool(each.isfinite().all()) for each in ends.values()):
+                break
             seen.append(gradients)
-            for name, noted in values.items():
-                noted.append(self._sample(name, self._trained[name]))
+            for name, end in ends.items():
+                values[name].append(end)
             if len(seen) == NUM_STEPS:
                 break
             gradients = self._gradients(len(seen))

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -114,8 +116,11 @@ def test_sparse_gradients_are_sampled() -> None:
 
 
 def test_a_run_that_diverges_is_followed_as_far_as_it_goes() -> None:
-    workload = Workload(
-        model=lambda: nn.Linear(2, 1), batches=lambda: [torch.ones(4, 2)],
-        loss=lambda model, x: model(x).pow(4).sum(), optimizer=lambda params: torch.optim.SGD(params, lr=1e6),
-    )  # fmt: skip
-    assert 0 < storage(workload).num_steps < 3
+    def diverging(lr: float) -> Workload:
+        return Workload(
+            model=lambda: nn.Linear(2, 1), batches=lambda: [torch.ones(4, 2)],
+            loss=lambda model, x: model(x).pow(4).sum(), optimizer=lambda params: torch.optim.SGD(params, lr=lr),
+        )  # fmt: skip
+
+    assert storage(diverging(1e15)).num_steps == 1  # then the loss is infinite
+    assert not storage(diverging(math.inf)).measured  # after one step the weights are
