@@ -120,9 +120,9 @@ def storage_of(recordings: Sequence[Recording], workload: Workload, formats: Seq
 
     Steps are taken on a fresh model with the values of the recorded one, which is left as it is. `recordings` are of
     one model; the rounding of what the step reads is judged on the first.
-    Costs 8 forward and backward passes, one more for each format, two forward passes for a model with running
-    statistics, and up to 24 passes for a format in which rounding the model changes the step; and the memory of a
-    second model in training.
+    Costs 6 forward and backward passes, one more for each format (up to 12 more for one in which rounding the model
+    changes the step), two forward passes for a model with running statistics, and the arithmetic on the samples, which
+    takes about as long as one pass; and the memory of a second model in training.
     """
     recording = recordings[0]
     batches = load_batches(workload, NUM_MICRO_BATCHES, recording.device)

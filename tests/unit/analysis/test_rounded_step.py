@@ -58,3 +58,67 @@ def test_the_model_is_left_as_it_was() -> None:
     assert made.model.frequency.tolist() == torch.tensor([0.3, 0.7]).tolist()
     assert made.model.weight.grad is None
     assert made.replay_matches
+
+
+def test_a_parameter_that_does_harm_alone_is_named() -> None:
+    class Learned(Wave):
+        def __init__(self, position: float) -> None:
+            super().__init__(position)
+            self.frequency = nn.Parameter(self._buffers.pop("frequency"))
+
+    made = record(
+        Workload(model=lambda: Learned(2000.0), batches=lambda: [torch.ones(2)], loss=lambda model, x: model(x).sum())
+    )
+    faults = list(rounding_faults(RoundingProbe(made), ("bf16",)))
+    assert {each.name for each in faults if each.verdict != "fine"} == {"frequency"}
+
+
+def test_harm_that_nobody_does_alone_is_laid_on_nobody() -> None:
+    # Each of many factors that are all rounded up by a 300th is innocent; their product is off by e**(64 / 300).
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.factors = nn.ParameterList(nn.Parameter(torch.tensor([1 + 0.75 * 2.0**-7])) for _ in range(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for factor in self.factors:
+                x = x * factor
+            return x
+
+    made = record(Workload(model=Product, batches=lambda: [torch.ones(2)], loss=lambda model, x: model(x).sum()))
+    faults = list(rounding_faults(RoundingProbe(made), ("bf16",)))
+    assert {each.verdict for each in faults} == {"fine"}
+    assert max(each.numbers["gradient_error"] for each in faults) > 0.1
+    assert sum("with 63 others" in each.reason for each in faults) == 62  # two were tried alone
+
+
+def test_tied_parameters_are_one() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(x))
+
+    made = record(
+        Workload(model=Tied, batches=lambda: [torch.tensor([1, 2])], loss=lambda model, x: model(x).square().sum())
+    )
+    (fault,) = rounding_faults(RoundingProbe(made), ("bf16",))
+    assert (fault.name, fault.verdict) == ("embed.weight", "fine")
+
+
+def test_where_any_rounding_changes_the_gradient_nobody_is_named() -> None:
+    # Both factors are multiplied by 2000 before the sine: each alone is harmful, and so is what is left without it,
+    # but for the two that are tried.
+    class Chaotic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.waves = nn.ParameterList(nn.Parameter(torch.tensor([0.3 + 0.1 * index])) for index in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return sum((wave * 2000 * x).sin() for wave in self.waves)
+
+    made = record(Workload(model=Chaotic, batches=lambda: [torch.ones(1)], loss=lambda model, x: model(x).sum()))
+    assert {each.verdict for each in rounding_faults(RoundingProbe(made), ("bf16",))} == {"fine"}
