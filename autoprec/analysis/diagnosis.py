@@ -19,6 +19,7 @@ from autoprec.numerics import format_named
 from autoprec.ops import lookup
 
 MOST_STEPS = 400
+_OVERFLOWS = frozenset({ReasonCode.OVERFLOW, ReasonCode.OVERFLOW_INSIDE, ReasonCode.READS_OVERFLOW})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +45,13 @@ class Diagnosis:
         """Return every site that must stay FP32, in order of execution within each kind."""
         repaired = self.repair.sites if self.repair else ()
         return tuple(dict.fromkeys([*repaired, *(fault.site for fault in self.kernel_faults)]))
+
+    @property
+    def overflow_origins(self) -> tuple[Site, ...]:
+        """Return where the forward pass leaves the format's range, so that no loss scale helps."""
+        if math.isfinite(self.check.damage.loss_error) or self.check.damage.raised:
+            return ()
+        return tuple(chain[0] for chain in self.chains if self.causes[chain[0]].code in _OVERFLOWS)
 
 
 def diagnose(

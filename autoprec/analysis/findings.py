@@ -6,14 +6,10 @@ from typing import Literal, TypeAlias
 
 from autoprec.analysis.diagnosis import Diagnosis, kernel_reason
 from autoprec.analysis.loss_scale import LossScaleAdvice
+from autoprec.analysis.loss_scale_findings import loss_scale_findings
 from autoprec.analysis.marks import Mark, ReasonCode
-from autoprec.analysis.storage import (
-    Storage,
-    eps_vanishes,
-    frozen_parameters,
-    second_moment_freezes,
-    stalled_statistics,
-)
+from autoprec.analysis.storage import Storage
+from autoprec.analysis.storage_findings import storage_findings
 from autoprec.graph.site import Site
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
@@ -34,7 +30,8 @@ class Finding:
     """Something to act on, or to know.
 
     `error`: a `must` mark; `warning`: a fault that a setting repairs; `note`: no fault on the recorded batch, or only
-    for a choice that is not the default. `site` is empty for findings about the whole run.
+    for a choice that is not the default. `site` is empty for findings about the whole run; `names` are the parameters,
+    buffers or gradients that one about storage is about.
     """
 
     code: str
@@ -42,6 +39,7 @@ class Finding:
     site: str
     message: str
     fix: str
+    names: tuple[str, ...] = ()
 
 
 def findings_of(
@@ -102,6 +100,11 @@ def _kept(origin: Site, others: Sequence[Site]) -> str:
     return f"{keep}, and with it {_some([str(site) for site in others])}, which read what it makes"
 
 
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _NUM_NAMES
+    return ", ".join(names[:_NUM_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+
+
 def _sites(marks: Iterable[Mark]) -> Iterator[Finding]:
     """Yield a note for each constant that a format loses without harm, and for each op that the catalog lacks."""
     for mark in marks:
@@ -119,56 +122,12 @@ def _sites(marks: Iterable[Mark]) -> Iterator[Finding]:
 
 
 def _loss_scale(advice: Sequence[LossScaleAdvice]) -> Iterator[Finding]:
-    for each in advice:
-        if each.needed:
-            site, frac = each.lost[0] if each.lost else ("", 1.0)
-            others = f"; so do {len(each.lost) - 1} others" if len(each.lost) > 1 else ""
-            yield Finding(
-                code="gradients_underflow",
-                severity="warning",
-                site=site,
-                message=f"without a loss scale its gradient loses {frac:.0%} of its norm in {each.format}{others}",
-                fix=f"loss_scale: {{kind: dynamic, initial: {each.initial:.0f}}}",
-            )
+    for each in (found for one in advice for found in loss_scale_findings(one)):
+        yield Finding(code=each.code, severity=each.severity, site=each.site, message=each.message, fix=each.fix)
 
 
 def _storage(storage: Storage, format_name: str) -> Iterator[Finding]:
-    frozen = frozen_parameters(storage, format_name)
-    if frozen:
-        yield _note(
-            "weights_do_not_move",
-            f"stored in {format_name}, {len(frozen)} of {len(storage.parameters)} parameters do not move in the first "
-            f"step: {_some(frozen)}",
-            "keep FP32 weights: parameters: {storage: fp32}",
+    for each in storage_findings(storage, format_name):
+        yield Finding(
+            code=each.code, severity=each.severity, site="", message=each.message, fix=each.fix, names=each.names
         )
-    stalled = stalled_statistics(storage, format_name)
-    if stalled:
-        yield _note(
-            "statistics_stall",
-            f"stored in {format_name}, {len(stalled)} running statistics stall, as their momentum is below half a "
-            f"spacing: {_some(stalled)}",
-            "keep these buffers in FP32",
-        )
-    if second_moment_freezes(storage, format_name):
-        yield _note(
-            "second_moment_freezes",
-            f"stored in {format_name}, {storage.optimizer}'s second moment never decays: 1 - beta2 is "
-            f"{1 - (storage.second_moment_decay or 0):.2g}, below every half spacing",
-            "keep exp_avg_sq in FP32",
-        )
-    if eps_vanishes(storage, format_name):
-        yield _note(
-            "optimizer_eps_vanishes",
-            f"stored in {format_name}, {storage.optimizer}'s eps of {storage.eps:g} is 0, and a weight "
-            "without gradient becomes 0 / 0",
-            "keep FP32 weights and optimizer state, or set eps to 1e-4",
-        )
-
-
-def _note(code: str, message: str, fix: str) -> Finding:
-    return Finding(code=code, severity="note", site="", message=message, fix=fix)
-
-
-def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _NUM_NAMES
-    return ", ".join(names[:_NUM_NAMES]) + (f" and {rest} more" if rest > 0 else "")

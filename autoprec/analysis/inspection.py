@@ -8,7 +8,13 @@ from autoprec.analysis.constants import constant_marks, lost_constants
 from autoprec.analysis.diagnosis import MOST_STEPS, Diagnosis, diagnose, diagnosis_marks
 from autoprec.analysis.extremes import extremes_of
 from autoprec.analysis.findings import Finding, findings_of
-from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, largest_scale, loss_scale_advice
+from autoprec.analysis.loss_scale import (
+    GradientHistograms,
+    LossScaleAdvice,
+    largest_scale,
+    loss_scale_advice,
+    run_backward,
+)
 from autoprec.analysis.low_step import Reference, low_format, reference_of
 from autoprec.analysis.marks import Mark, merge
 from autoprec.analysis.measured import MeasuredNumerics, measured_numerics
@@ -17,7 +23,7 @@ from autoprec.analysis.storage import Storage, storage_of
 from autoprec.capture import Recording
 from autoprec.errors import WorkloadError
 from autoprec.graph.opgraph import OpGraph
-from autoprec.numerics import FORMATS, format_named
+from autoprec.numerics import FORMATS, Format, format_named
 from autoprec.policy import FLOAT8
 from autoprec.runtime.device import DeviceInfo
 from autoprec.workload.workload import Workload
@@ -60,29 +66,24 @@ def inspect_recordings(
 ) -> Inspection:
     """Return what all analyses say of recorded steps of one model; recordings and model are left as they were.
 
-    Costs about five steps a batch, and where a format breaks the step, up to `max_steps` to find out where.
+    Costs what `storage_of` costs, about five steps a batch, and where a format breaks the step, up to `max_steps` to
+    find out where.
     """
     first = recordings[0]
     op_graph = first.op_graph
     numerics = measured_numerics(recordings, workload.optimizer, formats)
-    gradients = numerics.gradients()
-    storage = storage_of(first.model, workload.optimizer, formats)
+    takes_gradients = any(node.op == "grad" for node in op_graph)  # of their own inside the loss, seen one by one
+    gradients = run_backward(recordings) if takes_gradients else numerics.gradients()
+    storage = storage_of(recordings, workload, formats)
     first.model.zero_grad(set_to_none=True)
-    advice = tuple(loss_scale_advice(gradients, name) for name in formats)
     references = [reference_of(recording) for recording in recordings]
     for reference in references:
         _check_finite(reference)
     diagnoses = tuple(
-        diagnose(
-            references,
-            low_format(each.format, device.kind, device.native_formats),
-            loss_scale=max(each.initial, _least_scale(each, gradients)) if _is_scaled(each.format) else 1.0,
-            least_scale=_least_scale(each, gradients) if _is_scaled(each.format) else 1.0,
-            max_steps=max_steps,
-        )
-        for each in advice
-        if each.format not in _GRADIENTS_ONLY
+        _diagnosed(name, references, gradients, device, max_steps) for name in formats if name not in _GRADIENTS_ONLY
     )
+    overflows = {each.format: each.overflow_origins for each in diagnoses}
+    advice = tuple(loss_scale_advice(gradients, name, overflows.get(name, ())) for name in formats)
     marks = merge(
         (
             *static_marks(op_graph, formats, device.kind),
@@ -106,19 +107,25 @@ def inspect_recordings(
     )
 
 
-def _is_scaled(format_name: str) -> bool:
-    """Return whether runs in the format have a loss scale: not where the exponents reach as far as FP32's."""
-    short = format_named(format_name).exponent_bits < FORMATS["fp32"].exponent_bits
-    return short and format_name != FLOAT8
+def _diagnosed(
+    name: str, references: Sequence[Reference], gradients: GradientHistograms, device: DeviceInfo, max_steps: int
+) -> Diagnosis:
+    fmt = low_format(name, device.kind, device.native_formats)
+    row = format_named(name)
+    if row.exponent_bits >= FORMATS["fp32"].exponent_bits or name == FLOAT8:  # such runs have no loss scale
+        return diagnose(references, fmt, max_steps=max_steps)
+    least = _least_scale(row, gradients)
+    scale = max(loss_scale_advice(gradients, name).initial, least)
+    return diagnose(references, fmt, loss_scale=scale, least_scale=least, max_steps=max_steps)
 
 
-def _least_scale(advice: LossScaleAdvice, gradients: GradientHistograms) -> float:
+def _least_scale(low: Format, gradients: GradientHistograms) -> float:
     """Return the loss scale below which a run is taken for broken: `_USEFUL_SCALE`, if weight gradients can take it.
 
     Where they can and something inside of the backward pass cannot, that is a fault of a site, not of the scale.
     """
     largest = max((each.max_abs for each in gradients.parameters.values()), default=0.0)
-    return max(min(largest_scale(largest, format_named(advice.format)), _USEFUL_SCALE), 1.0)
+    return max(min(largest_scale(largest, low), _USEFUL_SCALE), 1.0)
 
 
 def _check_finite(reference: Reference) -> None:

@@ -1,29 +1,43 @@
-"""What each format would hold of parameters, gradients, optimizer state and buffers, from one optimizer step.
+"""What each format would hold of parameters, gradients, optimizer state and buffers, measured in a few real steps.
 
-Every statement is about storing in the format without FP32 master copies.
+Every statement about parameters is about storing them in the format without FP32 master copies.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
-from autoprec.numerics import format_named, round_scalar
-from autoprec.runtime.dtypes import torch_dtype
-from autoprec.workload.parts import build_optimizer
+from autoprec.analysis.cast_optimizer import CastOptimizer, cast_optimizers
+from autoprec.analysis.ema import (
+    AverageMoves,
+    WeightAverage,
+    average_faults,
+    average_moves,
+    weight_averages,
+)
+from autoprec.analysis.rounded_step import RoundingProbe, rounding_faults
+from autoprec.analysis.short_run import NUM_MICRO_BATCHES, ShortRun, short_run
+from autoprec.analysis.stored_buffers import statistic_faults
+from autoprec.analysis.stored_gradients import gradient_faults
+from autoprec.analysis.stored_moments import Moments, moments
+from autoprec.analysis.stored_parameters import parameter_faults
+from autoprec.analysis.stored_values import STORED_VERDICTS, StoredFault, StoredVerdict
+from autoprec.capture import Recording
+from autoprec.capture.memory import named_tensors
+from autoprec.numerics import format_named
+from autoprec.workload import Workload, load_batches
 
-# A parameter of which this fraction stays where it is does not learn.
-FROZEN_FRAC = 0.999
+STORED_PARTS = ("parameters", "gradients", "optimizer_state", "buffers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredParameter:
-    """One parameter: its size, the elements of optimizer state that go with it, and what rounding does to its step.
+    """One parameter: its size, the elements of optimizer state that go with it, and what rounding does to its steps.
 
-    `lost_update_frac` says for each format which fraction of the elements that the step moved would not have moved;
-    empty if no step was taken.
+    `lost_update_frac` says for each format which fraction of the updates of its elements change nothing; empty if no
+    step was taken or no gradient reaches it.
     """
 
     name: str
@@ -35,7 +49,7 @@ class StoredParameter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredBuffer:
-    """One floating-point buffer; `momentum` is set for running statistics that a module updates with it."""
+    """One floating-point buffer; `momentum` is set for statistics that forward passes move, where it was measured."""
 
     name: str
     shape: tuple[int, ...]
@@ -44,11 +58,29 @@ class StoredBuffer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StoredPart:
+    """The verdict on storing one part of a run in a format: the worst one on a tensor of it.
+
+    `names` are the tensors with that verdict, worst first (all of them if it is `fine`), of `num_tensors` that were
+    measured; `reason` is the first one's.
+    """
+
+    part: str
+    format: str
+    verdict: StoredVerdict
+    names: tuple[str, ...]
+    num_tensors: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Storage:
     """What a training run stores.
 
-    `measured` says whether an optimizer step was taken: if not (the optimizer wants a closure), state and updates are
+    `measured` says whether optimizer steps were taken: if not (the optimizer wants a closure), state and updates are
     unknown. `lr`, `eps` and `second_moment_decay` (Adam's beta2) are the optimizer's, None where it has none.
+    `faults` holds what was measured of every tensor, part and format, `fine` ones included. `not_followed` names the
+    parameters whose optimizer state could not be: the optimizer's step on them is not elementwise.
     """
 
     optimizer: str
@@ -58,6 +90,12 @@ class Storage:
     second_moment_decay: float | None
     parameters: tuple[StoredParameter, ...]
     buffers: tuple[StoredBuffer, ...]
+    num_steps: int = 0
+    faults: tuple[StoredFault, ...] = ()
+    cast: tuple[CastOptimizer, ...] = ()
+    averages: tuple[WeightAverage, ...] = ()
+    average_moves: tuple[AverageMoves, ...] = ()
+    not_followed: tuple[str, ...] = ()
 
     def num_bytes(self, part: str, format_name: str) -> int:
         """Return the size of `parameters`, `gradients`, `optimizer_state` or `buffers` if stored in a format."""
@@ -69,124 +107,115 @@ class Storage:
         }
         return sum(counts[part]) * format_named(format_name).storage_bits // 8
 
+    def parts(self) -> tuple[StoredPart, ...]:
+        """Return the verdict on each part in each format, in the order they were measured."""
+        groups: dict[tuple[str, str], list[StoredFault]] = {}
+        for fault in self.faults:
+            groups.setdefault((fault.part, fault.format), []).append(fault)
+        return tuple(_part(group) for group in groups.values())
 
-STORED_PARTS = ("parameters", "gradients", "optimizer_state", "buffers")
+
+def storage_of(recordings: Sequence[Recording], workload: Workload, formats: Sequence[str]) -> Storage:
+    """Return what a run of the recorded model stores, and what becomes of that in each format.
+
+    Steps are taken on a fresh model with the values of the recorded one, which is left as it is. `recordings` are of
+    one model; the rounding of what the step reads is judged on the first.
+    Costs 6 forward and backward passes, one more for each format (up to 12 more for one in which rounding the model
+    changes the step), two forward passes for a model with running statistics, and the arithmetic on the samples, which
+    takes about as long as one pass; and the memory of a second model in training.
+    """
+    recording = recordings[0]
+    batches = load_batches(workload, NUM_MICRO_BATCHES, recording.device)
+    run = short_run(
+        workload, batches, device=recording.device, seed=recording.seed, state=named_tensors(recording.model)
+    )
+    averages = weight_averages(recording.model, run.buffers)
+    found = moments(run, formats)
+    faults = (
+        *parameter_faults(run, formats),
+        *gradient_faults(run, formats),
+        *found.faults,
+        *statistic_faults(run, formats, averaged=frozenset(name for each in averages for name in each.pairs)),
+        *rounding_faults(RoundingProbe(recording), formats),
+        *average_faults(run, averages, formats),
+    )
+    return _storage(recording.model, run, faults, found, averages, formats)
 
 
-def storage_of(
-    model: nn.Module, make_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], formats: Sequence[str]
+def frozen_parameters(storage: Storage, format_name: str, frozen_frac: float = 0.999) -> tuple[str, ...]:
+    """Return the names of the parameters that practically did not move in any step if stored in the format."""
+    return tuple(each.name for each in storage.parameters if each.lost_update_frac.get(format_name, 0) >= frozen_frac)
+
+
+def _storage(
+    model: nn.Module,
+    run: ShortRun,
+    faults: tuple[StoredFault, ...],
+    found: Moments,
+    averages: tuple[WeightAverage, ...],
+    formats: Sequence[str],
 ) -> Storage:
-    """Return what a run of `model` stores. The model must hold the gradients of a step; it is left as it was.
-
-    One optimizer step is taken on it and undone. Needs one more copy of the parameters while it runs.
-    """
-    optimizer = build_optimizer(make_optimizer, model)
-    named = [(name, each) for name, each in model.named_parameters() if each.requires_grad]
-    before = [parameter.detach().clone() for _, parameter in named]
-    measured = _step(optimizer)
-    parameters = tuple(
-        StoredParameter(
-            name=name,
-            shape=tuple(parameter.shape),
-            num_elements=parameter.numel(),
-            num_state_elements=_num_state_elements(optimizer, parameter),
-            lost_update_frac=_lost_update_fracs(old, parameter.detach(), formats) if measured else {},
-        )
-        for (name, parameter), old in zip(named, before, strict=True)
-    )
-    with torch.no_grad():
-        for (_, parameter), old in zip(named, before, strict=True):
-            parameter.copy_(old)
-    betas = _of_groups(optimizer, "betas")
+    lost: dict[str, dict[str, float]] = {}
+    for fault in faults:
+        if fault.part == "parameters" and "lost_update_frac" in fault.numbers:
+            lost.setdefault(fault.name, {})[fault.format] = fault.numbers["lost_update_frac"]
+    betas = _of_groups(run, "betas")
     return Storage(
-        optimizer=type(optimizer).__name__,
-        measured=measured,
-        lr=_number(_of_groups(optimizer, "lr")),
-        eps=_number(_of_groups(optimizer, "eps")),
-        second_moment_decay=_number(betas[1]) if isinstance(betas, tuple) and len(betas) > 1 else None,
-        parameters=parameters,
-        buffers=tuple(_buffers(model)),
+        optimizer=type(run.optimizer).__name__,
+        measured=run.num_steps > 0,
+        lr=_number(_of_groups(run, "lr")),
+        eps=_number(_of_groups(run, "eps")),
+        second_moment_decay=_number(betas[1]) if isinstance(betas, tuple | list) and len(betas) > 1 else None,
+        parameters=tuple(
+            StoredParameter(
+                name=name,
+                shape=tuple(parameter.shape),
+                num_elements=parameter.numel(),
+                num_state_elements=run.state_numel.get(name, 0),
+                lost_update_frac=lost.get(name, {}),
+            )
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        ),
+        buffers=tuple(_buffers(model, run)),
+        num_steps=run.num_steps,
+        faults=faults,
+        cast=cast_optimizers(run, formats),
+        averages=averages,
+        average_moves=average_moves(run, formats),
+        not_followed=found.not_followed,
     )
 
 
-def frozen_parameters(storage: Storage, format_name: str) -> tuple[str, ...]:
-    """Return the names of the parameters that practically did not move in the step if stored in the format."""
-    return tuple(each.name for each in storage.parameters if each.lost_update_frac.get(format_name, 0) >= FROZEN_FRAC)
-
-
-def stalled_statistics(storage: Storage, format_name: str) -> tuple[str, ...]:
-    """Return the running statistics that an update as large as themselves no longer moves, stored in the format.
-
-    Half the spacing at a value is between `unit_roundoff` / 2 and `unit_roundoff` times it, and momentum is below that:
-    the statistic stalls on its way up to a power of two, or everywhere if momentum is below the lower one too.
-    """
-    low = format_named(format_name)
-    return tuple(
-        each.name for each in storage.buffers if each.momentum is not None and each.momentum < low.unit_roundoff
+def _part(group: Sequence[StoredFault]) -> StoredPart:
+    worst = max((fault.verdict for fault in group), key=STORED_VERDICTS.index)
+    same = sorted((fault for fault in group if fault.verdict == worst), key=lambda fault: -_size(fault))
+    first = same[0]
+    names = tuple(dict.fromkeys(fault.name for fault in same))
+    num_tensors = len({fault.name for fault in group})
+    return StoredPart(
+        part=first.part, format=first.format, verdict=worst, names=names, num_tensors=num_tensors, reason=first.reason
     )
 
 
-def second_moment_freezes(storage: Storage, format_name: str) -> bool:
-    """Return whether a second moment stored in the format never decays: v * beta2 rounds back to every v.
-
-    Half the spacing at v is at least v * `unit_roundoff` / 2, and v * (1 - beta2) is less.
-    """
-    beta2 = storage.second_moment_decay
-    return beta2 is not None and 1 - beta2 < format_named(format_name).unit_roundoff / 2
+def _size(fault: StoredFault) -> float:
+    """Return the number that decided: the first one that was noted."""
+    return next(iter(fault.numbers.values()), 0.0)
 
 
-def eps_vanishes(storage: Storage, format_name: str) -> bool:
-    """Return whether the optimizer's eps is zero in the format."""
-    return bool(storage.eps) and round_scalar(storage.eps or 0.0, format_named(format_name)) == 0
-
-
-def _step(optimizer: torch.optim.Optimizer) -> bool:
-    """Take a step and return whether that was possible; L-BFGS and its kind want a closure."""
-    try:
-        optimizer.step()
-    except TypeError:
-        return False
-    return True
-
-
-def _num_state_elements(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> int:
-    state = optimizer.state.get(parameter, {})
-    tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
-    return sum(tensor.numel() for tensor in tensors if tensor.is_floating_point() and tensor.dim() > 0)
-
-
-def _lost_update_fracs(old: torch.Tensor, new: torch.Tensor, formats: Sequence[str]) -> dict[str, float]:
-    return {name: _lost_update_frac(old, new, torch_dtype(name)) for name in formats}
-
-
-def _lost_update_frac(old: torch.Tensor, new: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return the fraction of moved elements that `dtype` does not move: rounded old + step rounds to rounded old."""
-    update = new - old
-    num_moved = int(update.count_nonzero())
-    if num_moved == 0:
-        return 0.0
-    stored = old.to(dtype)
-    stays = (stored.to(old.dtype) + update).to(dtype).to(old.dtype) == stored.to(old.dtype)
-    return int((stays & (update != 0)).sum()) / num_moved
-
-
-def _of_groups(optimizer: torch.optim.Optimizer, key: str) -> Any:
+def _of_groups(run: ShortRun, key: str) -> Any:
     """Return the first parameter group's value for `key`."""
-    return optimizer.param_groups[0].get(key)
+    return run.optimizer.param_groups[0].get(key)
 
 
 def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
-def _buffers(model: nn.Module) -> Iterator[StoredBuffer]:
-    for path, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.is_floating_point():
-                momentum = getattr(module, "momentum", None) if name.startswith("running_") else None
-                yield StoredBuffer(
-                    name=f"{path}.{name}" if path else name,
-                    shape=tuple(buffer.shape),
-                    num_elements=buffer.numel(),
-                    momentum=_number(momentum),
-                )
+def _buffers(model: nn.Module, run: ShortRun) -> Iterator[StoredBuffer]:
+    momenta = {each.name: 1 - each.decay for each in run.buffers if each.decay is not None}
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point():
+            yield StoredBuffer(
+                name=name, shape=tuple(buffer.shape), num_elements=buffer.numel(), momentum=momenta.get(name)
+            )

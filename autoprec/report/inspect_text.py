@@ -23,6 +23,8 @@ def render_inspection(view: InspectView) -> RenderableType:
     parts += [Text("\nLayers", style="bold"), _layers(view.layers)]
     if view.storage:
         parts += [Text("\nStorage", style="bold"), _columns(view.storage)]
+    if view.storage_verdicts:
+        parts += [Text(), _columns(view.storage_verdicts)]
     if view.storage_notes:
         parts += [Text(), _notes(view.storage_notes)]
     return Group(*parts)

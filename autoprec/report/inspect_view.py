@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from autoprec.analysis.diagnosis import Diagnosis
 from autoprec.analysis.findings import Finding
 from autoprec.analysis.inspection import Inspection
-from autoprec.analysis.loss_scale import LossScaleAdvice
 from autoprec.analysis.marks import VERDICTS, Mark, ReasonCode
-from autoprec.analysis.storage import STORED_PARTS, Storage
+from autoprec.analysis.storage_findings import STORAGE_CODES
 from autoprec.graph.layers import layers_of
 from autoprec.graph.opgraph import OpNode
 from autoprec.graph.site import LOSS_MODULE, Site
+from autoprec.report.storage_view import scale_sentence, storage_rows, storage_verdicts
 
 _REPLAYS = {None: "not run", True: "equals the recorded loss", False: "DIFFERS from the recorded loss"}
-_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +59,7 @@ class InspectView:
     findings: tuple[FindingRow, ...]
     layers: tuple[LayerRow, ...]
     storage: tuple[tuple[str, ...], ...]
+    storage_verdicts: tuple[tuple[str, ...], ...]
     storage_notes: tuple[str, ...]
 
 
@@ -75,12 +75,13 @@ def inspect_view(inspection: Inspection, *, workload: str, device: str, every_si
             ("graph", f"{len(graph):,} nodes, {len(graph.sites()):,} sites in {len(layers_of(graph)):,} layers"),
             ("replay", _REPLAYS[inspection.replay_matches]),
             *((each.format, _diagnosis_sentence(each)) for each in inspection.diagnoses),
-            *((f"loss scale {each.format}", _scale_sentence(each)) for each in inspection.advice),
+            *((f"loss scale {each.format}", scale_sentence(each)) for each in inspection.advice),
         ),
         verdicts=tuple(_verdict_counts(inspection)),
         findings=tuple(_finding_rows(inspection, [each for each in inspection.findings if not _is_aside(each)])),
         layers=tuple(_site_rows(inspection) if every_site else _layer_rows(inspection)),
-        storage=tuple(_storage_rows(inspection.storage, inspection.formats)),
+        storage=tuple(storage_rows(inspection.storage, inspection.formats)),
+        storage_verdicts=tuple(storage_verdicts(inspection.storage, inspection.formats)),
         storage_notes=tuple(f"{each.message}; {each.fix}" for each in inspection.findings if _is_aside(each)),
     )
 
@@ -111,13 +112,6 @@ def _off(error: float) -> str:
     return f"gradient off by {error:.2g}" if math.isfinite(error) else "loss or gradient not finite"
 
 
-def _scale_sentence(advice: LossScaleAdvice) -> str:
-    seen = f"{advice.flush_frac:.2%} of the parameter gradients' elements become 0, the largest is {advice.max_abs:.2g}"
-    if not advice.needed:
-        return f"not needed: {seen}"
-    return f"needed, from {advice.initial:,.0f}: {seen}"
-
-
 def _verdict_counts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     """Yield a heading, and a line for each format: how many sites have which verdict, the strongest first."""
     order = tuple(reversed(VERDICTS))
@@ -129,7 +123,7 @@ def _verdict_counts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
 
 def _is_aside(finding: Finding) -> bool:
     """Return whether a finding is about storage in another format than FP32: told where storage is shown."""
-    return finding.severity == "note" and not finding.site
+    return finding.code in STORAGE_CODES or (finding.severity == "note" and not finding.site)
 
 
 def _finding_rows(inspection: Inspection, findings: Iterable[Finding]) -> Iterator[FindingRow]:
@@ -227,25 +221,6 @@ def short_source(source: str) -> str:
 
 def _shown(pattern: str) -> str:
     return {"": "(root)", LOSS_MODULE: "(loss code)"}.get(pattern, pattern)
-
-
-def _storage_rows(storage: Storage | None, formats: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield a heading, and a line for each part that a run stores: its size in FP32 and in each format."""
-    if storage is None:
-        return
-    names = ("fp32", *formats)
-    yield ("stored in", *names)
-    for part in STORED_PARTS:
-        label = f"optimizer state ({storage.optimizer})" if part == "optimizer_state" else part
-        unknown = part == "optimizer_state" and not storage.measured
-        yield (label, *("unknown" if unknown else _size(storage.num_bytes(part, name)) for name in names))
-
-
-def _size(num_bytes: int) -> str:
-    for unit, size in _UNITS:
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
-    return f"{num_bytes} B"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,9 +1,12 @@
+from dataclasses import replace
+
 from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import constant_marks, lost_constants
 from autoprec.analysis.findings import Finding, findings_of
 from autoprec.analysis.loss_scale import LossScaleAdvice
 from autoprec.analysis.marks import Mark, merge
-from autoprec.analysis.storage import Storage, StoredBuffer, StoredParameter
+from autoprec.analysis.storage import Storage, StoredParameter
+from autoprec.analysis.stored_values import StoredFault
 from tests.op_graphs import chain, node
 
 GRAPH = chain(
@@ -58,29 +61,25 @@ def test_an_underflow_names_the_worst_site_and_the_scale() -> None:
     assert warning.fix == "loss_scale: {kind: dynamic, initial: 2097152}"
 
 
-def test_storage_that_does_not_learn_is_noted() -> None:
-    names = [f"norm{index}.weight" for index in range(6)]
-    storage = Storage(
-        optimizer="Adam", measured=True, lr=1e-3, eps=1e-8, second_moment_decay=0.9999,
+def test_storage_findings_carry_the_names_they_are_about() -> None:
+    names = tuple(f"norm{index}.weight" for index in range(8))
+    storage = replace(
+        QUIET,
         parameters=tuple(
-            StoredParameter(
-                name=name, shape=(4,), num_elements=4, num_state_elements=8, lost_update_frac={"fp16": 1.0}
+            StoredParameter(name=name, shape=(4,), num_elements=4, num_state_elements=8, lost_update_frac={"fp16": 1.0})
+            for name in names
+        ),
+        faults=tuple(
+            StoredFault(
+                part="parameters", name=name, format="fp16", verdict="needs_master", reason="it stays",
+                numbers={"lost_update_frac": 1.0},
             )
             for name in names
         ),
-        buffers=(StoredBuffer(name="norm.running_mean", shape=(4,), num_elements=4, momentum=1e-4),),
     )  # fmt: skip
-    notes = {each.code: each.message for each in find(storage) if not each.site}
-    assert notes == {
-        "weights_do_not_move": "stored in fp16, 6 of 6 parameters do not move in the first step: norm0.weight, "
-        "norm1.weight, norm2.weight, norm3.weight and 2 more",
-        "statistics_stall": "stored in fp16, 1 running statistics stall, as their momentum is below half a spacing: "
-        "norm.running_mean",
-        "second_moment_freezes": "stored in fp16, Adam's second moment never decays: 1 - beta2 is 0.0001, below every "
-        "half spacing",
-        "optimizer_eps_vanishes": "stored in fp16, Adam's eps of 1e-08 is 0, and a weight without gradient "
-        "becomes 0 / 0",
-    }
+    (found,) = [each for each in find(storage) if each.names]
+    assert (found.code, found.severity, found.names) == ("weights_do_not_move", "warning", names)
+    assert "norm5.weight and 2 more" in found.message
 
 
 def test_quiet_means_quiet() -> None:

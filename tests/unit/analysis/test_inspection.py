@@ -1,6 +1,7 @@
 import torch
 
 from autoprec.analysis import inspect_recording
+from autoprec.analysis.storage_findings import STORAGE_CODES
 from autoprec.capture import record
 from tests.unit.analysis.workloads import ORDINARY, TIED, norms, ratio
 
@@ -20,7 +21,8 @@ def test_a_healthy_workload_has_no_fault() -> None:
     inspection = inspect_recording(record(workload), workload, ("fp16", "bf16"), "cpu")
     assert inspection.replay_matches
     assert all(mark.verdict != "must" for mark in inspection.marks)
-    assert {finding.severity for finding in inspection.findings} == {"note"}
+    said = {finding.code for finding in inspection.findings if finding.severity != "note"}
+    assert said <= STORAGE_CODES  # of formats that nobody asked to store anything in
 
 
 def test_the_recording_is_left_as_it_was() -> None:

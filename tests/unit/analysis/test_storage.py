@@ -1,135 +1,126 @@
+import math
+
 import pytest
 import torch
 from torch import nn
 
-from autoprec.analysis.loss_scale import run_backward
-from autoprec.analysis.storage import (
-    Storage,
-    eps_vanishes,
-    frozen_parameters,
-    second_moment_freezes,
-    stalled_statistics,
-    storage_of,
-)
+from autoprec.analysis.storage import Storage, frozen_parameters, storage_of
 from autoprec.capture import record
+from autoprec.workload import Workload
+from tests.unit.analysis.stored_runs import Make, adam, sgd, workload_of
 from tests.unit.analysis.workloads import norms
 
 FORMATS = ("fp16", "bf16")
 
 
-class Two(nn.Module):
-    """Two parameters with known values and gradients."""
-
-    def __init__(self, values: list[float], gradient: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(values))
-        self.weight.grad = torch.full_like(self.weight, gradient)
-        self.register_buffer("table", torch.zeros(3))
-        self.register_buffer("counter", torch.zeros((), dtype=torch.int64))
+def storage(workload: Workload) -> Storage:
+    return storage_of((record(workload),), workload, FORMATS)
 
 
-def sgd(lr: float) -> object:
-    return lambda params: torch.optim.SGD(params, lr=lr)
-
-
-def test_an_update_below_half_a_spacing_is_lost() -> None:
-    # The step down is 2**-10. Below 1, bf16 steps by 2**-8, so 1 stays; below 0.125 by 2**-11, so 0.125 moves.
-    # fp16 steps by 2**-11 and 2**-14 there.
-    storage = storage_of(Two([1.0, 0.125], 1.0), sgd(2.0**-10), FORMATS)
-    assert storage.parameters[0].lost_update_frac == {"fp16": 0, "bf16": 0.5}
-    assert frozen_parameters(storage, "bf16") == ()
-
-
-def test_a_parameter_that_does_not_move_at_all_is_named() -> None:
-    # Below 1, fp16 steps by 2**-11 and bf16 by 2**-8.
-    storage = storage_of(Two([1.0, 1.0], 1.0), sgd(2.0**-11), FORMATS)
-    assert frozen_parameters(storage, "bf16") == ("weight",)
-    assert frozen_parameters(storage, "fp16") == ()
-
-
-def test_elements_without_a_gradient_do_not_count() -> None:
-    model = Two([1.0, 1.0, 0.125, 1.0], 1.0)
-    model.weight.grad = torch.tensor([1.0, 0.0, 1.0, 0.0])
-    storage = storage_of(model, sgd(2.0**-10), FORMATS)
-    assert storage.parameters[0].lost_update_frac == {"fp16": 0, "bf16": 0.5}
-
-
-def test_a_parameter_without_a_gradient_is_not_called_frozen() -> None:
-    storage = storage_of(Two([1.0], 0.0), sgd(1e-3), FORMATS)
-    assert frozen_parameters(storage, "bf16") == ()
+def of(values: list[float], gradients: list[float], make: Make) -> Storage:
+    return storage(workload_of(values, [gradients], make))
 
 
 def test_sizes_follow_the_format() -> None:
-    recording = record(norms())
-    run_backward(recording)
-    storage = storage_of(recording.model, lambda params: torch.optim.Adam(params), FORMATS)
+    found = storage(norms())
     num_parameters = (4 * 8 + 8) + 2 * 8 + 2 * 8 + (8 * 2 + 2)
-    assert storage.num_bytes("parameters", "fp32") == 4 * num_parameters
-    assert storage.num_bytes("gradients", "bf16") == 2 * num_parameters
-    assert storage.num_bytes("optimizer_state", "fp32") == 2 * 4 * num_parameters
-    assert storage.num_bytes("buffers", "fp16") == 2 * (8 + 8)
-    assert (storage.optimizer, storage.measured) == ("Adam", True)
+    assert found.num_bytes("parameters", "fp32") == 4 * num_parameters
+    assert found.num_bytes("gradients", "bf16") == 2 * num_parameters
+    assert found.num_bytes("optimizer_state", "fp32") == 2 * 4 * num_parameters
+    assert found.num_bytes("buffers", "fp16") == 2 * (8 + 8)
+    assert (found.optimizer, found.measured, found.num_steps) == ("Adam", True, 3)
 
 
 @pytest.mark.parametrize(
     ("make", "num_state"),
-    [
-        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
-        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 2),
-        (lambda p: torch.optim.AdamW(p, amsgrad=True), 6),
-    ],
+    [(sgd(0.1), 0), (sgd(0.1, momentum=0.9), 2), (lambda p: torch.optim.AdamW(p, amsgrad=True), 6)],
 )
-def test_state_is_counted_not_assumed(make: object, num_state: int) -> None:
-    assert storage_of(Two([1.0, 2.0], 1.0), make, FORMATS).parameters[0].num_state_elements == num_state
+def test_state_is_counted_not_assumed(make: Make, num_state: int) -> None:
+    assert of([1.0, 2.0], [1.0, 1.0], make).parameters[0].num_state_elements == num_state
 
 
-def test_the_model_is_left_as_it_was() -> None:
-    model = Two([1.0, 2.0], 1.0)
-    storage_of(model, sgd(0.5), FORMATS)
-    assert model.weight.tolist() == [1.0, 2.0]
-    assert model.weight.grad.tolist() == [1.0, 1.0]
+def test_the_recorded_model_is_left_as_it_was() -> None:
+    workload = norms()
+    recording = record(workload)
+    before = {name: value.clone() for name, value in recording.model.state_dict().items()}
+    storage_of((recording,), workload, FORMATS)
+    assert all(torch.equal(value, before[name]) for name, value in recording.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in recording.model.parameters())
+    assert recording.replay_matches
+
+
+def test_steps_start_from_the_values_of_the_recorded_model() -> None:
+    # Half a spacing below 1 is 2**-9 in bf16: steps of 2**-10 do not move 1 and do move 1 / 16.
+    workload = workload_of([1.0], [[1.0]], sgd(2.0**-10))
+    recording = record(workload)
+    with torch.no_grad():
+        recording.model.weight.fill_(1 / 16)
+    found = storage_of((recording,), workload, FORMATS)
+    assert found.parameters[0].lost_update_frac == {"fp16": 0, "bf16": 0}
 
 
 def test_only_floating_buffers_are_stored_in_a_format() -> None:
-    storage = storage_of(Two([1.0], 1.0), sgd(0.1), FORMATS)
-    assert [each.name for each in storage.buffers] == ["table"]
-    assert storage.buffers[0].momentum is None
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+            self.register_buffer("table", torch.zeros(3))
+            self.register_buffer("counter", torch.zeros((), dtype=torch.int64))
+
+    workload = Workload(
+        model=Counted, batches=lambda: [torch.ones(2)], loss=lambda model, x: (model.weight * x).sum()
+    )  # fmt: skip
+    assert [(each.name, each.momentum) for each in storage(workload).buffers] == [("table", None)]
 
 
 def test_an_optimizer_that_wants_a_closure_leaves_updates_unmeasured() -> None:
-    storage = storage_of(Two([1.0], 1.0), lambda params: torch.optim.LBFGS(params), FORMATS)
-    assert not storage.measured
-    assert storage.parameters[0].lost_update_frac == {}
-    assert frozen_parameters(storage, "bf16") == ()
+    found = of([1.0], [1.0], lambda params: torch.optim.LBFGS(params))
+    assert not found.measured
+    assert found.parameters[0].lost_update_frac == {}
+    assert frozen_parameters(found, "bf16") == ()
+    assert {each.part for each in found.parts()} == {"gradients", "parameters"}  # the latter by their rounding
 
 
-def facts(**changes: object) -> Storage:
-    recording = record(norms(**changes))
-    run_backward(recording)
-    return storage_of(recording.model, lambda params: torch.optim.Adam(params, lr=1e-3, **changes), FORMATS)
+def test_a_parameter_that_no_gradient_reaches_is_not_called_frozen() -> None:
+    assert frozen_parameters(of([1.0], [0.0], sgd(1e-3)), "bf16") == ()
 
 
-def test_running_statistics_stall_if_momentum_is_below_the_rounding() -> None:
-    """The unit roundoff is 2**-8 in bf16 and 2**-11 in fp16; the momentum of the workload is 1e-3, about 2**-10."""
-    storage = facts()
-    assert stalled_statistics(storage, "bf16") == ("1.running_mean", "1.running_var")
-    assert stalled_statistics(storage, "fp16") == ()
+def test_the_verdict_on_a_part_is_that_on_its_worst_tensor() -> None:
+    found = storage(norms(lr=1e-3))
+    parts = {(each.part, each.format): each for each in found.parts()}
+    assert parts["exp_avg_sq", "bf16"].verdict == "needs_fp32"
+    assert parts["exp_avg", "bf16"].verdict == "fine"
+    statistics = parts["buffers", "bf16"]  # their momentum is 1e-3
+    assert (statistics.verdict, set(statistics.names)) == ("needs_fp32", {"1.running_mean", "1.running_var"})
+    weights = parts["parameters", "bf16"]
+    assert weights.verdict == "needs_master"
+    assert {"1.weight", "2.weight"} <= set(weights.names)
+    assert (weights.num_tensors, parts["exp_avg", "bf16"].num_tensors) == (8, 8)
 
 
-@pytest.mark.parametrize(
-    ("beta2", "bf16", "fp16"), [(0.99, False, False), (0.997, False, False), (0.999, True, False), (0.9999, True, True)]
-)
-def test_the_second_moment_freezes_where_rounding_brings_it_back(beta2: float, bf16: bool, fp16: bool) -> None:
-    storage = facts(betas=(0.9, beta2))
-    assert second_moment_freezes(storage, "bf16") == bf16
-    assert second_moment_freezes(storage, "fp16") == fp16
-    for fmt, dtype, frozen in (("bf16", torch.bfloat16, bf16), ("fp16", torch.float16, fp16)):
-        v = torch.linspace(1, 2, 4097)[:-1].to(dtype)
-        assert bool(((v.float() * beta2).to(dtype) == v).all()) == frozen, fmt
+def test_settings_of_the_optimizer_are_read() -> None:
+    found = of([1.0], [1.0], adam(lr=0.5, eps=1e-3, betas=(0.9, 0.97)))
+    assert (found.lr, found.eps, found.second_moment_decay) == (0.5, 1e-3, 0.97)
+    without = of([1.0], [1.0], sgd(0.1))
+    assert (without.eps, without.second_moment_decay) == (None, None)
 
 
-def test_the_optimizers_eps_vanishes_in_fp16() -> None:
-    assert eps_vanishes(facts(), "fp16")
-    assert not eps_vanishes(facts(), "bf16")
-    assert not eps_vanishes(facts(eps=1e-4), "fp16")
-    assert not eps_vanishes(storage_of(Two([1.0], 1.0), sgd(0.1), FORMATS), "fp16")
+def test_sparse_gradients_are_sampled() -> None:
+    workload = Workload(
+        model=lambda: nn.Embedding(10, 3, sparse=True), batches=lambda: [torch.tensor([1, 2, 2])],
+        loss=lambda model, x: model(x).sum(), optimizer=lambda params: torch.optim.SGD(params, lr=0.1),
+    )  # fmt: skip
+    found = storage(workload)
+    assert found.measured
+    assert set(found.parameters[0].lost_update_frac) == {"fp16", "bf16"}
+
+
+def test_a_run_that_diverges_is_followed_as_far_as_it_goes() -> None:
+    def diverging(lr: float) -> Workload:
+        return Workload(
+            model=lambda: nn.Linear(2, 1), batches=lambda: [torch.ones(4, 2)],
+            loss=lambda model, x: model(x).pow(4).sum(), optimizer=lambda params: torch.optim.SGD(params, lr=lr),
+        )  # fmt: skip
+
+    assert storage(diverging(1e15)).num_steps == 1  # then the loss is infinite
+    assert not storage(diverging(math.inf)).measured  # after one step the weights are

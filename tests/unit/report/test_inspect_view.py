@@ -122,6 +122,11 @@ def test_notes_on_storage_stand_with_storage() -> None:
     assert (shown.findings, shown.storage_notes) == ((), ("they stay; keep FP32",))
 
 
+def test_warnings_on_storage_stand_there_too() -> None:
+    warning = Finding(code="statistics_stall", severity="warning", site="", message="they stall", fix="keep FP32")
+    assert (view(warning).findings, view(warning).storage_notes) == ((), ("they stall; keep FP32",))
+
+
 def test_the_headline_counts_faults_by_site() -> None:
     assert view().headline == "net on cpu (test): 17 sites, no fault in fp16 and bf16"
     assert "1 fault in" in view(finding("blocks.0:add#0"), finding("blocks.0:add#0", fmt="bf16")).headline
@@ -131,7 +136,8 @@ def test_the_headline_counts_faults_by_site() -> None:
 def test_the_loss_scale_is_a_sentence() -> None:
     facts = dict(view().facts)
     assert facts["loss scale fp16"] == (
-        "needed, from 4,096: 1.23% of the parameter gradients' elements become 0, the largest is 0.5"
+        "needed, from 4,096: 1.23% of the parameter gradients' elements become 0, the largest is 0.5; with it 0.00%; "
+        "1 or more keeps them, more than 2**24 overflows"
     )
     assert facts["loss scale bf16"].startswith("not needed: ")
 
