@@ -1,12 +1,12 @@
 """Python constants that a format cannot hold: masks beyond its range, guards that vanish, bounds that become one.
 
 That a constant is lost can be read off the graph. Whether its loss does harm depends on the values it meets (a mask of
--1e9 that becomes -inf is fine unless a row has nothing else), so it is tried: `broken` are the constants with which
-`autoprec.analysis.single_site` saw the step fail. Only what raises an error whatever the values is a fault by itself.
+-1e9 that becomes -inf is fine unless a row has nothing else), so it is left to a run:
+see `autoprec.analysis.diagnosis`. Only what raises an error whatever the values is a fault by itself.
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -58,15 +58,15 @@ def lost_constants(op_graph: OpGraph, formats: Sequence[str]) -> tuple[LostConst
     return tuple(lost for node in nodes for low in lows for lost in _lost(node, low))
 
 
-def constant_marks(lost: Sequence[LostConstant], broken: Collection[LostConstant] = ()) -> tuple[Mark, ...]:
+def constant_marks(lost: Sequence[LostConstant]) -> tuple[Mark, ...]:
     """Return one mark for each site and constant of `lost`.
 
-    `must` if torch raises an error, or if one of the site's calls is among `broken`; else `prefer`.
+    `must` if torch raises an error whatever the values, else `prefer`.
     """
     groups: dict[tuple[Site | None, str, ReasonCode, float], list[LostConstant]] = {}
     for each in lost:
         groups.setdefault((each.node.site, each.format, each.code, each.constant), []).append(each)
-    return tuple(_mark(group, sum(each in broken for each in group)) for group in groups.values())
+    return tuple(_mark(group) for group in groups.values())
 
 
 def _is_floating(node: OpNode) -> bool:
@@ -105,26 +105,25 @@ def _judge(node: OpNode, low: Format, constant: float, *, by_default: bool = Fal
     )  # fmt: skip
 
 
-def _mark(group: Sequence[LostConstant], num_broken: int) -> Mark:
+def _mark(group: Sequence[LostConstant]) -> Mark:
     lost = group[0]
     assert lost.node.site is not None  # lost_constants looks at calls with a site only
     reason = Reason(
         code=lost.code,
-        detail=_detail(lost, is_broken=num_broken > 0),
+        detail=_detail(lost),
         evidence={
             "constant": lost.constant,
             "rounded": lost.rounded if math.isfinite(lost.rounded) else str(lost.rounded),
             "replacement": lost.replacement,
             "raises": lost.raises,
             "num_calls": len(group),
-            "num_broken_calls": num_broken,
         },
     )
-    verdict: Verdict = "must" if lost.raises or num_broken else "prefer"
+    verdict: Verdict = "must" if lost.raises else "prefer"
     return Mark(site=lost.node.site, format=lost.format, verdict=verdict, reasons=(reason,))
 
 
-def _detail(lost: LostConstant, *, is_broken: bool) -> str:
+def _detail(lost: LostConstant) -> str:
     if abs(lost.constant) == _LARGEST_FP32:
         return f"{lost.constant:g}, FP32's own limit, is beyond {lost.format}; fine if written as finfo(x.dtype)"
     what = f"{lost.constant:g}" if not lost.by_default else f"the default eps of {lost.constant:g}"
@@ -133,9 +132,4 @@ def _detail(lost: LostConstant, *, is_broken: bool) -> str:
         sentence = f"the bound 1 - {1 - lost.constant:.2g} becomes 1 in {lost.format}"
     if lost.raises:
         return f"{sentence}, and torch refuses it in {lost.node.op} with an error"
-    if is_broken:
-        return (
-            f"{sentence}; with this call alone in {lost.format} the loss or a gradient is not finite, "
-            f"with {lost.replacement:g} instead it is"
-        )
-    return f"{sentence}; no harm on the recorded batch"
+    return f"{sentence}; no harm on the recorded batches"

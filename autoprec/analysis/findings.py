@@ -1,21 +1,25 @@
 """Findings: what somebody should do something about, most harmful first."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from autoprec.analysis.build_up import DOUBTFUL
 from autoprec.analysis.diagnosis import Diagnosis, kernel_reason
 from autoprec.analysis.loss_scale import LossScaleAdvice
 from autoprec.analysis.loss_scale_findings import loss_scale_findings
-from autoprec.analysis.marks import Mark, ReasonCode
+from autoprec.analysis.marks import Mark, Reason, ReasonCode
 from autoprec.analysis.storage import Storage
 from autoprec.analysis.storage_findings import storage_findings
 from autoprec.graph.site import Site
+from autoprec.numerics import format_named
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
-_NUM_NAMES = 4
+_NUM_NAMES, _NUM_CURES = 4, 2
+_NOTHING: Mapping[tuple[Site, str], tuple[Reason, ...]] = MappingProxyType({})
 
 # What to change in the user's code, for the reasons that have a cure other than FP32.
 CURES = {
@@ -49,9 +53,16 @@ def findings_of(
     storage: Storage,
     *,
     replay_matches: bool,
+    explained: Mapping[tuple[Site, str], tuple[Reason, ...]] = _NOTHING,
+    fp32_error: float = 0.0,
 ) -> tuple[Finding, ...]:
-    """Return all findings: errors, then warnings, then notes, each in order of execution."""
-    found = [*_replay(matches=replay_matches), *_faults(diagnoses), *_sites(marks), *_loss_scale(advice)]
+    """Return all findings: errors, then warnings, then notes, each in order of execution.
+
+    `explained` are the patterns that the graph shows at a site, each with its cure; `fp32_error` is the error of FP32's
+    own gradient.
+    """
+    found = [*_replay(matches=replay_matches), *_fp32(fp32_error), *_faults(diagnoses, explained)]
+    found += [*_coarser(diagnoses), *_sites(marks), *_loss_scale(advice)]
     for each in advice:
         found += _storage(storage, each.format)
     return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
@@ -68,19 +79,38 @@ def _replay(*, matches: bool) -> Iterator[Finding]:
         )
 
 
-def _faults(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
+def _fp32(error: float) -> Iterator[Finding]:
+    if error > DOUBTFUL:
+        yield Finding(
+            code="fp32_in_doubt",
+            severity="warning",
+            site="",
+            message=f"FP32's own gradient is off by {error:.2g} of its norm against FP64's: what low formats do is "
+            "held against a yardstick that is uncertain itself",
+            fix="look for a cancellation, a division by almost 0 or a long sum, and compute that part in torch.float64",
+        )
+
+
+def _faults(
+    diagnoses: Sequence[Diagnosis], explained: Mapping[tuple[Site, str], tuple[Reason, ...]]
+) -> Iterator[Finding]:
     """Yield one error for each place where a fault begins, and one for each site whose kernel is wrong."""
     for diagnosis in diagnoses:
         for chain in diagnosis.chains:
             origin, others = chain[0], chain[1:]
             reason = diagnosis.causes[origin]
-            cure = CURES.get(reason.code)
+            rewrites = [CURES[reason.code]] if reason.code in CURES else []
+            rewrites += [
+                str(each.evidence["cure"]) for site in chain for each in explained.get((site, diagnosis.format), ())
+            ]
+            cures = list(dict.fromkeys(rewrites))[:_NUM_CURES]
             yield Finding(
                 code=reason.code.value,
                 severity="error",
                 site=str(origin),
                 message=f"{diagnosis.format}: {reason.detail}",
-                fix=f"{_kept(origin, others)}; or {cure}" if cure else _kept(origin, others),
+                fix="; or ".join([_kept(origin, others), *cures]),
+                names=tuple(str(site) for site in others),
             )
         for fault in diagnosis.kernel_faults:
             reason = kernel_reason(fault)
@@ -90,7 +120,27 @@ def _faults(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
                 site=str(fault.site),
                 message=reason.detail,
                 fix=_kept(fault.site, ()),
+                names=(fault.parameter,),
             )
+
+
+def _coarser(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
+    """Yield a note where bf16, which is often taken for the safe choice, breaks what fp16 does not."""
+    found = {each.format: each for each in diagnoses}
+    if "bf16" not in found or "fp16" not in found:
+        return
+    repairs = {name: set(each.repair.sites if each.repair else ()) for name, each in found.items()}
+    only = [site for site in found["bf16"].kept if site in repairs["bf16"] - repairs["fp16"]]
+    if only:
+        yield Finding(
+            code="bf16_coarser",
+            severity="note",
+            site=str(only[0]),
+            message=f"bf16 is no cure-all here: it breaks {len(only)} sites that fp16 does not, since it keeps "
+            f"{format_named('bf16').precision} significant bits where fp16 keeps {format_named('fp16').precision}",
+            fix="fp16 with a loss scale may do better at these sites, or keep them in FP32",
+            names=tuple(str(site) for site in only),
+        )
 
 
 def _kept(origin: Site, others: Sequence[Site]) -> str:

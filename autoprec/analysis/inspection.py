@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from autoprec.analysis.build_up import error_of_fp32
 from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import constant_marks, lost_constants
 from autoprec.analysis.diagnosis import MOST_STEPS, Diagnosis, diagnose, diagnosis_marks
@@ -18,6 +19,8 @@ from autoprec.analysis.loss_scale import (
 from autoprec.analysis.low_step import Reference, low_format, reference_of
 from autoprec.analysis.marks import Mark, merge
 from autoprec.analysis.measured import MeasuredNumerics, measured_numerics
+from autoprec.analysis.patterns import explanations, pattern_marks
+from autoprec.analysis.ranges import ranges_of
 from autoprec.analysis.static import static_analysis
 from autoprec.analysis.storage import Storage, storage_of
 from autoprec.capture import Recording
@@ -39,14 +42,16 @@ class Inspection:
 
     `marks` holds one mark for each site and format, in order of first execution; `diagnoses` and `advice` one entry a
     format, but for formats that no site can run in `diagnoses`. `op_graph` is that of the first batch.
-    `replay_matches`, `gradients` and `storage` are None, and `diagnoses` and `advice` are empty, where nothing was run
-    to know them.
+    `fp32_error` is that of the first batch's FP32 gradient against FP64's, NaN where FP64 does not run.
+    Where nothing was run to know them, `replay_matches`, `fp32_error`, `gradients` and `storage` are None, and
+    `diagnoses` and `advice` are empty.
     """
 
     formats: tuple[str, ...]
     op_graph: OpGraph
     num_batches: int
     replay_matches: bool | None
+    fp32_error: float | None
     marks: tuple[Mark, ...]
     diagnoses: tuple[Diagnosis, ...]
     gradients: GradientHistograms | None
@@ -84,18 +89,25 @@ def inspect_recordings(
     )
     overflows = {each.format: each.overflow_origins for each in diagnoses}
     advice = tuple(loss_scale_advice(gradients, name, overflows.get(name, ())) for name in formats)
+    found = [mark for diagnosis in diagnoses for mark in diagnosis_marks(diagnosis)]
+    broken = {(mark.site, mark.format) for mark in found}
+    patterns = pattern_marks(op_graph, formats, ranges_of(op_graph, extremes_of(first)), device_kind=device.kind)
+    patterns = tuple(mark for mark in patterns if (mark.site, mark.format) in broken)
     marks = merge(
         (
+            *found,
+            *patterns,
             *static_marks(op_graph, formats, device.kind),
             *constant_marks(lost_constants(op_graph, formats)),
-            *(mark for diagnosis in diagnoses for mark in diagnosis_marks(diagnosis)),
         )
     )
+    fp32_error = error_of_fp32(references[0])
     replay_matches = first.replay_matches
     return Inspection(
         formats=tuple(formats),
         op_graph=op_graph,
         num_batches=len(recordings),
+        fp32_error=fp32_error,
         replay_matches=replay_matches,
         marks=marks,
         diagnoses=diagnoses,
@@ -103,7 +115,15 @@ def inspect_recordings(
         advice=advice,
         storage=storage,
         numerics=numerics,
-        findings=findings_of(marks, diagnoses, advice, storage, replay_matches=replay_matches),
+        findings=findings_of(
+            marks,
+            diagnoses,
+            advice,
+            storage,
+            replay_matches=replay_matches,
+            explained=explanations(patterns),
+            fp32_error=fp32_error,
+        ),
     )
 
 
@@ -150,6 +170,7 @@ def inspect_static(recording: Recording, formats: Sequence[str], device_kind: st
         formats=tuple(formats),
         op_graph=recording.op_graph,
         num_batches=1,
+        fp32_error=None,
         replay_matches=None,
         marks=found.marks,
         diagnoses=(),

@@ -87,6 +87,11 @@ def _facts(inspection: Inspection, calls: Sequence[OpNode], site: Site, code: st
         yield "constants", ", ".join(f"{each:g}" for each in dict.fromkeys(first.constants))
     if len(calls) > 1:
         yield "calls", f"{len(calls)} in a step, as its module is called more than once"
+    for diagnosis in inspection.diagnoses:
+        for each in diagnosis.errors:
+            if each.site == site:
+                grown = "" if each.first == each.last else f" in its first call, {each.last:.2g} in its last"
+                yield f"error in {diagnosis.format}", f"{each.first:.2g} of its result with everything low{grown}"
     yield "measured", f"over {_counted(inspection.numerics.num_batches, 'training step')} in FP32"
 
 

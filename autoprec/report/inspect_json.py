@@ -29,6 +29,8 @@ def inspect_json(inspection: Inspection, *, workload: str, device: Mapping[str, 
             "num_nodes": len(inspection.op_graph),
             "replay_matches": inspection.replay_matches,
         },
+        "num_batches": inspection.num_batches,
+        "fp32_error": _number(inspection.fp32_error),
         "sites": [site_json(inspection, site, marks[site]) for site in inspection.op_graph.sites()],
         "diagnoses": [_diagnosis_json(each) for each in inspection.diagnoses],
         "storage": inspection.storage and storage_json(inspection.storage, ("fp32", *inspection.formats)),
@@ -58,12 +60,16 @@ def _diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
             "num_steps": repair.num_steps,
             "is_minimal": repair.is_minimal,
         },
+        "errors": [
+            {"site": str(each.site), "first": _number(each.first), "last": _number(each.last)}
+            for each in diagnosis.errors
+        ],
         "kernel_faults": [{**asdict(fault), "site": str(fault.site)} for fault in diagnosis.kernel_faults],
     }
 
 
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
+def _number(value: float | None) -> float | str | None:
+    return value if value is None or math.isfinite(value) else str(value)
 
 
 def site_json(inspection: Inspection, site: Site, marks: Sequence[Mark]) -> dict[str, Any]:

@@ -66,11 +66,9 @@ class InspectView:
 def inspect_view(inspection: Inspection, *, workload: str, device: str, every_site: bool = False) -> InspectView:
     """Return the view; with `every_site` each site has its own line, else the layers of one pattern share one."""
     graph = inspection.op_graph
-    errors = len({finding.site for finding in inspection.findings if finding.severity == "error"})
-    faults = f"{errors} faults" if errors != 1 else "1 fault"
+    needs = [f"{each.format} {_need(each)}" for each in inspection.diagnoses]
     return InspectView(
-        headline=f"{workload} on {device}: {len(graph.sites())} sites, {faults if errors else 'no fault'} "
-        f"in {_listed(inspection.formats)}",
+        headline=f"{workload} on {device}: {len(graph.sites())} sites" + "".join(f"; {need}" for need in needs),
         facts=(
             ("graph", f"{len(graph):,} nodes, {len(graph.sites()):,} sites in {len(layers_of(graph)):,} layers"),
             ("replay", _REPLAYS[inspection.replay_matches]),
@@ -92,6 +90,11 @@ def marks_by_site(marks: Iterable[Mark]) -> dict[Site, list[Mark]]:
     for mark in marks:
         by_site.setdefault(mark.site, []).append(mark)
     return by_site
+
+
+def _need(diagnosis: Diagnosis) -> str:
+    kept = len(diagnosis.kept)
+    return f"needs {kept} of them in FP32" if kept else "breaks none"
 
 
 def _diagnosis_sentence(diagnosis: Diagnosis) -> str:

@@ -42,7 +42,7 @@ def scale_sentence(advice: LossScaleAdvice) -> str:
     """Return which loss scale a format needs, in one sentence with what it saves."""
     seen = f"{advice.flush_frac:.2%} of the parameter gradients' elements become 0, the largest is {advice.max_abs:.2g}"
     if advice.forward_overflow:
-        return f"none helps: {advice.forward_overflow[0]} overflows in the forward pass"
+        return f"none helps until {advice.forward_overflow[0]} is in FP32: it overflows in the forward pass"
     if advice.per_tensor:
         return f"not needed: every tensor carries a scale, with which {percent(advice.scaled_flush_frac)} become 0"
     if not advice.needed:
