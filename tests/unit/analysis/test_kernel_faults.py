@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from autoprec.analysis.kernel_faults import WRONG, KernelFault, kernel_faults
+from autoprec.analysis.kernel_faults import WRONG, KernelFault, _is_kernels_fault, kernel_faults
 from autoprec.analysis.low_step import LowFormat, Reference
 from tests.unit.analysis.recorded import device_format, format_of, referred, site
 
@@ -70,6 +70,25 @@ def test_a_sum_over_few_rows_has_no_fault() -> None:
 def test_where_a_gradient_is_not_finite_there_is_nothing_to_compare() -> None:
     step = referred(lambda net, x: (x * net.gain).square().sum(), torch.full((4,), 300.0), gain=torch.ones(4))
     assert faults(step, device_format("fp16")) == ()
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
+def test_a_gradient_that_is_zero_but_for_rounding_is_no_fault(name: str) -> None:
+    def centered(net: Any, x: torch.Tensor) -> torch.Tensor:  # what follows takes the mean away, and with it the bias
+        return F.batch_norm(F.layer_norm(x, (WIDTH,), None, net.shift), None, None, training=True).relu().square().mean()
+
+    x = torch.randn(256, WIDTH, generator=torch.Generator().manual_seed(0))
+    step = referred(centered, x, shift=torch.zeros(WIDTH))
+    assert float(step.gradients[0].abs().max()) < 1e-6
+    assert faults(step, device_format(name)) == ()
+
+
+@pytest.mark.parametrize(
+    ("error", "ideal_error", "is_fault"),
+    [(0.25, 0.01, True), (0.15, 0.0, False), (0.3, 0.1, False), (900.0, 140.0, False), (math.inf, 0.01, True)],
+)
+def test_what_separates_a_kernel_from_rounding(error: float, ideal_error: float, is_fault: bool) -> None:
+    assert _is_kernels_fault(error, ideal_error) is is_fault
 
 
 def test_rounding_that_every_kernel_has_is_no_fault_of_this_one() -> None:
