@@ -46,10 +46,11 @@ STORAGE = Storage(
 
 
 def view(
-    *findings: Finding, marks: tuple[Mark, ...] = (), every_site: bool = False, storage: Storage = STORAGE
-) -> InspectView:
+    *findings: Finding, marks: tuple[Mark, ...] = (), every_site: bool = False, storage: Storage = STORAGE,
+    diagnoses: tuple[Diagnosis, ...] = (),
+) -> InspectView:  # fmt: skip
     inspection = Inspection(
-        formats=FORMATS, op_graph=GRAPH, replay_matches=True, marks=marks or static_marks(GRAPH, FORMATS, "cpu"),
+        formats=FORMATS, op_graph=GRAPH, num_batches=3, replay_matches=True, diagnoses=diagnoses, marks=marks or static_marks(GRAPH, FORMATS, "cpu"),
         gradients=GradientHistograms(parameters={}, activations={}),
         advice=(advice("fp16", needed=True), advice("bf16")), storage=storage, findings=findings,
     )  # fmt: skip
