@@ -108,7 +108,8 @@ def _overflow_inside(seen: Seen) -> str:
         )
     return (
         f"{numbers.node.op} of values up to {numbers.max_input:.3g} gives {numbers.num_nonfinite:,} results that are "
-        f"not finite, though FP32 gives at most {numbers.max_output:.3g}: it overflows inside, or divides by what vanished"
+        f"not finite, though FP32 gives at most {numbers.max_output:.3g}: it overflows inside, "
+        "or divides by what vanished"
     )
 
 

@@ -25,7 +25,9 @@ class Function(nn.Module):
         return self.function(self, x)
 
 
-def workload(function: Callable[[Any, torch.Tensor], Any], *batches: torch.Tensor, **parameters: torch.Tensor) -> Workload:
+def workload(
+    function: Callable[[Any, torch.Tensor], Any], *batches: torch.Tensor, **parameters: torch.Tensor
+) -> Workload:
     """Return a workload whose loss is `function(model, batch)`, computed in the root module."""
     return Workload(
         model=lambda: Function(function, parameters), batches=lambda: list(batches), loss=lambda net, x: net(x)

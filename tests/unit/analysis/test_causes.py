@@ -48,7 +48,7 @@ CASES: dict[str, Case] = {
         "counts to 300, and bf16 holds every whole number only up to 256",
     ),
     "an angle": (
-        ReasonCode.PHASE_TOO_COARSE, lambda net, x: (net.gain * x).sin().sum(), [1000.5, 1.0, 2.0, 3.0], "sin#0", "bf16",
+        ReasonCode.PHASE_TOO_COARSE, lambda net, x: (net.gain * x).sin().sum(), [1000.5, 1.0, 2.0], "sin#0", "bf16",
         "reads angles up to 1e+03, where bf16 steps by 4 rad",
     ),
     "a difference": (
@@ -104,12 +104,15 @@ def test_a_loop_is_told_by_its_length() -> None:
     def swamped(net: Any, x: torch.Tensor) -> torch.Tensor:
         return (net.gain * x + x * 0.001).sum()
 
-    assert ", and 100% of the additions change nothing; " in caused(swamped, [0.3, 0.7], "add#0", "bf16", num_repeats=16).detail
+    assert (
+        ", and 100% of the additions change nothing; "
+        in caused(swamped, [0.3, 0.7], "add#0", "bf16", num_repeats=16).detail
+    )
 
 
 def test_what_only_passes_numbers_on_does_not_build_up() -> None:
     reason = caused(lambda net, x: (net.gain * x).relu().sum(), [1.0, 2.0], "relu#0", "bf16", num_repeats=99)
-    assert reason.code is not ReasonCode.BUILD_UP or "relu" not in reason.detail
+    assert reason.code is ReasonCode.BACKWARD_ONLY
 
 
 def test_a_missing_kernel_is_told_in_torchs_words() -> None:
@@ -126,8 +129,9 @@ def test_an_overflow_between_operands_and_result_is_told_apart() -> None:
     reason = cause_of(Seen(numbers=numbers, format=format_named("fp16"), alone=math.inf, num_repeats=1))
     assert reason.code is ReasonCode.OVERFLOW_INSIDE
     assert reason.detail.startswith(
-        "std of values up to 300 gives 2 results that are not finite, though FP32 gives at most 150: it overflows inside"
-    )  # fmt: skip
+        "std of values up to 300 gives 2 results that are not finite, though FP32 gives at most 150: "
+        "it overflows inside"
+    )
 
 
 @pytest.mark.parametrize(

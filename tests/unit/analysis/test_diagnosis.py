@@ -37,7 +37,9 @@ def test_a_fault_is_repaired_where_it_begins_and_where_it_is_read() -> None:
     assert found.chains == ((site("add#0"), site("div#0")),)
     assert found.causes[site("add#0")].code is ReasonCode.UNDERFLOW
     assert found.causes[site("div#0")].code is ReasonCode.OVERFLOW_INSIDE
-    assert found.causes[site("div#0")].detail.startswith("1 of its inputs are 0 in fp16 and not in FP32, so div gives 4")
+    assert found.causes[site("div#0")].detail.startswith(
+        "1 of its inputs are 0 in fp16 and not in FP32, so div gives 4"
+    )
 
 
 @pytest.mark.parametrize("case", [("bf16", ORDINARY, TIED), ("fp16", ORDINARY)])
@@ -199,7 +201,10 @@ def numbers_in(value: Any) -> Iterator[float]:
 
 
 def test_the_evidence_of_every_reason_can_be_written_as_json() -> None:
-    for found in (diagnosed(), diagnose([referred(sinkhorn, torch.eye(4), weight=torch.eye(4) * 0.7)], device_format("fp16"), loss_scale=1.0)):
+    for found in (
+        diagnosed(),
+        diagnose([referred(sinkhorn, torch.eye(4), weight=torch.eye(4) * 0.7)], device_format("fp16"), loss_scale=1.0),
+    ):
         for mark in diagnosis_marks(found):
             for reason in mark.reasons:
                 json.dumps(dict(reason.evidence), allow_nan=False)

@@ -40,7 +40,9 @@ def test_nothing_is_found_where_nothing_breaks() -> None:
 
 
 def test_a_site_that_breaks_itself_is_found_itself() -> None:
-    reference = referred(lambda net, x: (x * net.gain).square().mean().sqrt(), torch.full((4,), 300.0), gain=torch.ones(4))
+    reference = referred(
+        lambda net, x: (x * net.gain).square().mean().sqrt(), torch.full((4,), 300.0), gain=torch.ones(4)
+    )
     found = first_not_finite(reference, device_format("fp16"), site("square#0"))
     assert found is not None
     assert found.site == site("square#0")

@@ -25,7 +25,12 @@ def check(name: str, error: float, floor: float = 0.0) -> FormatCheck:
 
 @pytest.mark.parametrize(
     ("name", "floor", "limit"),
-    [("bf16", 0.0, 2.2 * BF16_ROOT), ("fp16", 0.0, 2.2 * FP16_ROOT), ("bf16", 0.1, 0.4), ("fp16", 0.01, 2.2 * FP16_ROOT)],
+    [
+        ("bf16", 0.0, 2.2 * BF16_ROOT),
+        ("fp16", 0.0, 2.2 * FP16_ROOT),
+        ("bf16", 0.1, 0.4),
+        ("fp16", 0.01, 2.2 * FP16_ROOT),
+    ],
 )
 def test_the_limit_is_in_roots_of_the_unit_roundoff_or_in_floors(name: str, floor: float, limit: float) -> None:
     assert check(name, 0.0, floor).limit == pytest.approx(limit, rel=1e-12)

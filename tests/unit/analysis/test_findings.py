@@ -29,11 +29,14 @@ def diagnosis(*chains: tuple[Site, ...], faults: tuple[KernelFault, ...] = ()) -
     sites = tuple(site for each in chains for site in each)
     causes = {
         site: Reason(code=code, detail=f"{site.op} breaks; the gradient is off")
-        for site, code in zip(sites, (ReasonCode.CONSTANT_OVERFLOWS, ReasonCode.READS_OVERFLOW, ReasonCode.OVERFLOW), strict=False)
+        for site, code in zip(
+            sites, (ReasonCode.CONSTANT_OVERFLOWS, ReasonCode.READS_OVERFLOW, ReasonCode.OVERFLOW), strict=False
+        )
     }
     repair = Repair(format="fp16", sites=sites, error=0.0, alone={}, num_steps=9, is_minimal=True)
     return Diagnosis(
-        format="fp16", num_sites=4, repair=repair if sites else None, causes=causes, chains=chains, kernel_faults=faults,
+        format="fp16", num_sites=4, repair=repair if sites else None, causes=causes, chains=chains,
+        kernel_faults=faults,
         check=FormatCheck(format="fp16", damage=Damage(loss_error=1.0, gradient_error=1.0), batch=0, floor=0.0),
     )  # fmt: skip
 

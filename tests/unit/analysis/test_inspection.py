@@ -81,7 +81,9 @@ def test_gradients_that_are_not_finite_in_fp32_are_refused_by_name() -> None:
         return torch.where(x > 0, (x * net.gain).sqrt(), x * 0).sum() + (net.shift * x).sum()
 
     broken = workload(masked, torch.tensor([0.0, 1.0]), gain=torch.ones(2), shift=torch.ones(2))
-    with pytest.raises(WorkloadError, match=r'not, in FP32 already: that of 1 parameters, such as "gain"; .*behind a mask'):
+    with pytest.raises(
+        WorkloadError, match=r'not, in FP32 already: that of 1 parameters, such as "gain"; .*behind a mask'
+    ):
         inspected(broken)
 
 

@@ -75,7 +75,9 @@ def test_where_a_gradient_is_not_finite_there_is_nothing_to_compare() -> None:
 @pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_a_gradient_that_is_zero_but_for_rounding_is_no_fault(name: str) -> None:
     def centered(net: Any, x: torch.Tensor) -> torch.Tensor:  # what follows takes the mean away, and with it the bias
-        return F.batch_norm(F.layer_norm(x, (WIDTH,), None, net.shift), None, None, training=True).relu().square().mean()
+        return (
+            F.batch_norm(F.layer_norm(x, (WIDTH,), None, net.shift), None, None, training=True).relu().square().mean()
+        )
 
     x = torch.randn(256, WIDTH, generator=torch.Generator().manual_seed(0))
     step = referred(centered, x, shift=torch.zeros(WIDTH))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -119,7 +119,9 @@ def test_of_a_norm_only_the_activation_is_rounded() -> None:
     recording = recorded(lambda net, x: F.layer_norm(x, (8,), net.gain).square().mean(), X, gain=gain)
     low = values_of(recording, format_of("bf16"), [site("layer_norm#0")])[":layer_norm#0"]
     assert torch.equal(low, F.layer_norm(X.bfloat16().float(), (8,), gain).bfloat16())
-    by_name = recorded(lambda net, x: F.layer_norm(input=x, normalized_shape=(8,), weight=net.gain).square().mean(), X, gain=gain)
+    by_name = recorded(
+        lambda net, x: F.layer_norm(input=x, normalized_shape=(8,), weight=net.gain).square().mean(), X, gain=gain
+    )
     assert torch.equal(values_of(by_name, format_of("bf16"), [site("layer_norm#0")])[":layer_norm#0"], low)
 
 
@@ -140,7 +142,9 @@ def test_an_op_without_numerics_follows_what_it_reads_unless_it_is_forced() -> N
 
 
 def test_what_is_kept_reaches_an_op_without_numerics_through_views() -> None:
-    recording = recorded(lambda net, x: torch.cat([(x * net.gain).tanh().t().reshape(4, 12)] * 2).square().mean(), X, gain=X[0])
+    recording = recorded(
+        lambda net, x: torch.cat([(x * net.gain).tanh().t().reshape(4, 12)] * 2).square().mean(), X, gain=X[0]
+    )
     low = frozenset(recording.op_graph.sites()) - {site("tanh#0")}
     assert values_of(recording, device_format("bf16"), low)[":cat#0"].dtype == torch.float32
 
@@ -162,7 +166,7 @@ def test_the_limits_of_fp32_become_those_of_the_format_where_the_call_is_low() -
 class Watched(torch.autograd.Function):
     """Remembers the dtypes of what it is given, and of a product that it computes itself."""
 
-    seen: list[torch.dtype] = []
+    seen: ClassVar[list[torch.dtype]] = []
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -181,6 +185,24 @@ def test_an_opaque_function_computes_in_what_it_is_given() -> None:
     LowReplay(recording, device_format("bf16"), everything).loss()
     LowReplay(recording, device_format("bf16"), everything - {site("exp#0")}).loss()
     assert Watched.seen == [torch.bfloat16, torch.float32, torch.float32, torch.float32]
+
+
+class Mixed(torch.autograd.Function):
+    """Multiplies what it is given by an FP32 matrix, which torch does for FP32 only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, torch.eye(8))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def test_what_an_opaque_function_does_inside_is_not_mended() -> None:
+    reference = referred(lambda net, x: (Mixed.apply((x * net.gain).exp())).sum(), X, gain=X[0])
+    assert "dtype" in damage(reference, device_format("bf16"), [site("exp#0"), site("mul#0")]).raised
+    assert damage(reference, device_format("bf16"), [site("mul#0")]).raised == ""
 
 
 def left_alone(net: Any, x: torch.Tensor) -> torch.Tensor:
@@ -313,7 +335,9 @@ def test_gradients_are_dense_unscaled_and_none_where_the_loss_does_not_reach() -
     assert torch.equal(found["table.weight"], torch.tensor([[0.0, 0], [2, 2], [0, 0], [1, 1]]))
 
 
-@pytest.mark.parametrize(("loss", "gradient", "is_finite"), [(1.0, 1.0, True), (math.nan, 1.0, False), (1.0, math.inf, False)])
+@pytest.mark.parametrize(
+    ("loss", "gradient", "is_finite"), [(1.0, 1.0, True), (math.nan, 1.0, False), (1.0, math.inf, False)]
+)
 def test_a_reference_is_healthy_if_all_of_it_is_finite(loss: float, gradient: float, is_finite: bool) -> None:
     recording = recorded(chain, X, weight=WEIGHT, scale=SCALE)
     reference = Reference(recording=recording, loss=loss, gradients=(torch.ones(2), torch.tensor([gradient]), None))

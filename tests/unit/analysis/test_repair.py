@@ -195,7 +195,10 @@ def test_a_site_that_runs_on_several_lines_belongs_to_the_first() -> None:
 
 def test_units_span_the_graphs_of_all_batches() -> None:
     one, two, three = sites_of(3)
-    graphs = [graph_of([one], source=lambda k: "a:1"), graph_of([one, two, three], source=lambda k: ("a:1", "a:1", "a:2")[k])]
+    graphs = [
+        graph_of([one], source=lambda k: "a:1"),
+        graph_of([one, two, three], source=lambda k: ("a:1", "a:1", "a:2")[k]),
+    ]
     assert units_of(graphs, (one, two, three)) == ((one, two), (three,))
 
 

@@ -51,12 +51,16 @@ def test_cancellation_is_the_largest_input_over_what_is_left() -> None:
 @pytest.mark.parametrize(("small", "frac"), [(0.5, 0.5), (4.0, 0.0), (0.0, 0.0)])
 def test_an_addend_under_half_a_spacing_is_swamped(small: float, frac: float) -> None:
     large = torch.tensor([256.0, 1.0])  # bf16 steps by 2 at 256 and by 2^-7 at 1
-    found = numbers(lambda net, x: (x * net.gain + torch.full((2,), small)).sum(), large, "add#0", device_format("bf16"))
+    found = numbers(
+        lambda net, x: (x * net.gain + torch.full((2,), small)).sum(), large, "add#0", device_format("bf16")
+    )
     assert found.swamped_frac == frac
 
 
 def test_whole_numbers_are_told_from_others() -> None:
-    counted = numbers(lambda net, x: (x * net.gain).cumsum(-1).mean(), torch.ones(300), "cumsum#0", device_format("bf16"))
+    counted = numbers(
+        lambda net, x: (x * net.gain).cumsum(-1).mean(), torch.ones(300), "cumsum#0", device_format("bf16")
+    )
     assert (counted.is_integer, counted.max_output) == (True, 300.0)
     assert counted.error > 0
     halves = numbers(lambda net, x: (x * net.gain).cumsum(-1).mean(), ONES / 2, "cumsum#0", device_format("bf16"))

@@ -59,7 +59,8 @@ def view(
     diagnoses: tuple[Diagnosis, ...] = (),
 ) -> InspectView:  # fmt: skip
     inspection = Inspection(
-        formats=FORMATS, op_graph=GRAPH, num_batches=3, replay_matches=True, diagnoses=diagnoses, marks=marks or static_marks(GRAPH, FORMATS, "cpu"),
+        formats=FORMATS, op_graph=GRAPH, num_batches=3, replay_matches=True, diagnoses=diagnoses,
+        marks=marks or static_marks(GRAPH, FORMATS, "cpu"),
         gradients=GradientHistograms(parameters={}, activations={}),
         advice=(advice("fp16", needed=True), advice("bf16")), storage=storage, findings=findings,
     )  # fmt: skip
@@ -197,8 +198,8 @@ def diagnosis(error: float, left: float | None = None, *, is_minimal: bool = Tru
         ),
         (
             diagnosis(0.5, 0.2, is_minimal=False),
-            "keep 1 of 1,017 sites in FP32: gradient off by 0.5 with everything low (allowed 0.14), gradient off by 0.2 "
-            "with these in FP32; the search for fewer ended early",
+            "keep 1 of 1,017 sites in FP32: gradient off by 0.5 with everything low (allowed 0.14), gradient off by "
+            "0.2 with these in FP32; the search for fewer ended early",
         ),
         (
             diagnosis(0.02, faults=2),
