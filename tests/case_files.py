@@ -83,7 +83,7 @@ def _result(module: ModuleType, inspection: Inspection, name: str, said: str, mu
     musts = [site for site in musts if not is_wrong_norm(inspection, site, name)] if said == "safe" else musts
     repair = next((each.repair for each in inspection.diagnoses if each.format == name), None)
     sites = repair.sites if repair else ()
-    repaired, how = (True, "") if said == "safe" else _judged(module, name, sites)
+    repaired, how = (True, "") if said == "safe" else judged(module, name, sites)
     return FormatResult(
         case=case["id"], format=name, said=said,
         located=any(matches(site, each) for site in musts for each in case["flag_sites"]),
@@ -115,11 +115,17 @@ def ground_truth(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def _judged(module: ModuleType, name: str, sites: Iterable[Site]) -> tuple[bool, str]:
-    """Return whether the ground truth's executor finds a run healthy with `sites` in FP32, and what it saw."""
+def judged(
+    module: ModuleType, name: str, sites: Iterable[Site], loss_scale: float | None = None
+) -> tuple[bool, str]:  # fmt: skip
+    """Return whether the ground truth's executor finds a run healthy with `sites` in FP32, and what it saw.
+
+    Its static loss scale is 1024 in fp16 and 1 in bf16, if none is given.
+    """
     check = ground_truth("check_case")
     workload = module.workload()
     loss, gradient, _ = check.step(workload, lambda *_: None, 1.0)
     keep = [(site.module, site.op, site.index) for site in sites]
-    passed, how = check.judge(module.CASE, workload, name, keep, (loss, gradient))
+    case = module.CASE if loss_scale is None else {**module.CASE, "loss_scale": {name: loss_scale}}
+    passed, how = check.judge(case, workload, name, keep, (loss, gradient))
     return bool(passed), how

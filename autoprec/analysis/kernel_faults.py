@@ -58,9 +58,14 @@ def _suspects(reference: Reference, device: Gradients, ideal: Gradients) -> dict
     found = {}
     for index, name in enumerate(_names(reference)):
         error, ideal_error = (relative_error([each[index]], [reference.gradients[index]]) for each in (device, ideal))
-        if error > max(WRONG, _TIMES_IDEAL * ideal_error):
+        if _is_kernels_fault(error, ideal_error):
             found[name] = (error, ideal_error)
     return found
+
+
+def _is_kernels_fault(error: float, ideal_error: float) -> bool:
+    """Return whether only the device is wrong. A gradient that is 0 but for rounding no kernel gets right."""
+    return ideal_error <= WRONG and error > max(WRONG, _TIMES_IDEAL * ideal_error)
 
 
 def _confirmed(
@@ -80,7 +85,7 @@ def _confirmed(
                 _alone(reference, each, site, names.index(name), loss_scale)
                 for each in (fmt, replace(fmt, kernels="ideal"))
             )
-            if alone > max(WRONG, _TIMES_IDEAL * ideal_alone):
+            if math.isfinite(alone) and _is_kernels_fault(alone, ideal_alone):
                 numel = max(meta.numel for node in graph.calls_of(site) for meta in node.inputs)
                 yield KernelFault(
                     site=site, format=fmt.name, parameter=name, error=error, ideal_error=ideal_error, alone=alone,

@@ -50,7 +50,10 @@ class Repair:
 def find_repair(
     references: Sequence[Reference], fmt: LowFormat, check: FormatCheck, sites: Sequence[Site], max_steps: int
 ) -> Repair:
-    """Return the smallest repair that delta debugging finds for a step that the format breaks."""
+    """Return the smallest repair that delta debugging finds for a step that the format breaks.
+
+    Ends after `max_steps` steps, and one a batch to tell the error of what was found until then.
+    """
     search = _Search(references=references, fmt=fmt, check=check, sites=tuple(sites), max_steps=max_steps)
     units = units_of([each.recording.op_graph for each in references], sites)
     try:
@@ -61,6 +64,7 @@ def find_repair(
         is_minimal = True
     except _OutOfSteps:
         chosen, is_minimal = search.best, False
+        search.max_steps = search.num_steps + len(references)  # to tell the error of what it ended with
     kept = {site for unit in chosen for site in unit}
     return Repair(
         format=fmt.name,

@@ -12,7 +12,6 @@ from autoprec.capture import Recording
 from autoprec.capture.facts import tensors_in_tree
 from autoprec.graph.opgraph import OpNode
 from autoprec.graph.site import Site
-from autoprec.ops import lookup
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,17 +57,29 @@ class _SideBySide(LowReplay):
         super().__init__(recording, fmt, frozenset())
         self.numbers: dict[Site, SiteNumbers] = {}
         self._sites = frozenset(sites)
+        device = torch.device(recording.device)
+        self._cuda = [device.index or 0] if device.type == "cuda" else []
 
     def run_node(self, n: fx.Node) -> Any:
         """Return what the node computes in FP32."""
-        value = super().run_node(n)
         node = self._graph[n.name]
-        if node.site in self._sites and node.is_castable:
-            assert node.site is not None
-            numbers = self.numbers.setdefault(node.site, SiteNumbers(site=node.site, node=node))
-            with torch.no_grad():
-                self._compare(n, node.site, value, numbers)
+        if node.site is None or node.site not in self._sites or not node.is_castable:
+            return super().run_node(n)
+        before = self._random_states()
+        value = super().run_node(n)
+        numbers = self.numbers.setdefault(node.site, SiteNumbers(site=node.site, node=node))
+        with torch.no_grad(), torch.random.fork_rng(devices=self._cuda):  # both calls draw the same random numbers
+            self._set_random_states(before)
+            self._compare(n, node.site, value, numbers)
         return value
+
+    def _random_states(self) -> list[torch.Tensor]:
+        return [torch.get_rng_state(), *(torch.cuda.get_rng_state(each) for each in self._cuda)]
+
+    def _set_random_states(self, states: list[torch.Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for device, state in zip(self._cuda, states[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
 
     def _compare(self, n: fx.Node, site: Site, value: Any, numbers: SiteNumbers) -> None:
         numbers.num_calls += 1
@@ -78,7 +89,7 @@ class _SideBySide(LowReplay):
             _note_input(tensor, self._format.dtype, numbers)
         self._low = self._forced = frozenset({site})
         try:
-            low = [] if lookup(site.op).family == "random" else [t.detach() for t in _floats([super().run_node(n)])]
+            low = [t.detach() for t in _floats([super().run_node(n)])]
         except (RuntimeError, TypeError, ValueError) as error:
             numbers.raised = str(error).splitlines()[0]
             low = []

@@ -2,11 +2,17 @@ from dataclasses import replace
 
 from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import constant_marks, lost_constants
+from autoprec.analysis.diagnosis import Diagnosis, diagnosis_marks
+from autoprec.analysis.faults import FormatCheck
 from autoprec.analysis.findings import Finding, findings_of
+from autoprec.analysis.kernel_faults import KernelFault
 from autoprec.analysis.loss_scale import LossScaleAdvice
-from autoprec.analysis.marks import Mark, merge
+from autoprec.analysis.low_step import Damage
+from autoprec.analysis.marks import Mark, Reason, ReasonCode, merge
+from autoprec.analysis.repair import Repair
 from autoprec.analysis.storage import Storage, StoredParameter
 from autoprec.analysis.stored_values import StoredFault
+from autoprec.graph.site import Site
 from tests.op_graphs import chain, node
 
 GRAPH = chain(
@@ -18,8 +24,34 @@ QUIET = Storage(
 )  # fmt: skip
 
 
-def marks() -> tuple[Mark, ...]:
-    return merge((*static_marks(GRAPH, ("fp16",), "cpu"), *constant_marks(lost_constants(GRAPH, ("fp16",)))))
+FILL, EXP, ADD = Site("", "masked_fill", 0), Site("", "exp", 0), Site("", "add", 0)
+
+
+def diagnosis(*chains: tuple[Site, ...], faults: tuple[KernelFault, ...] = ()) -> Diagnosis:
+    """Return the diagnosis of a step that is broken in fp16 unless the sites of `chains` are FP32."""
+    sites = tuple(site for each in chains for site in each)
+    causes = {
+        site: Reason(code=code, detail=f"{site.op} breaks; the gradient is off")
+        for site, code in zip(
+            sites, (ReasonCode.CONSTANT_OVERFLOWS, ReasonCode.READS_OVERFLOW, ReasonCode.OVERFLOW), strict=False
+        )
+    }
+    repair = Repair(format="fp16", sites=sites, error=0.0, alone={}, num_steps=9, is_minimal=True)
+    return Diagnosis(
+        format="fp16", num_sites=4, repair=repair if sites else None, causes=causes, chains=chains,
+        kernel_faults=faults,
+        check=FormatCheck(format="fp16", damage=Damage(loss_error=1.0, gradient_error=1.0), batch=0, floor=0.0),
+    )  # fmt: skip
+
+
+FAULT = KernelFault(
+    site=ADD, format="fp16", parameter="shift", error=0.5, ideal_error=0.01, alone=0.5, numel=4096
+)  # fmt: skip
+
+
+def marks(*diagnoses: Diagnosis) -> tuple[Mark, ...]:
+    static = (*static_marks(GRAPH, ("fp16",), "cpu"), *constant_marks(lost_constants(GRAPH, ("fp16",))))
+    return merge((*static, *(mark for each in diagnoses for mark in diagnosis_marks(each))))
 
 
 def advice(*, needed: bool) -> LossScaleAdvice:
@@ -29,12 +61,14 @@ def advice(*, needed: bool) -> LossScaleAdvice:
     )  # fmt: skip
 
 
-def find(storage: Storage = QUIET, *, needed: bool = False, matches: bool = True) -> tuple[Finding, ...]:
-    return findings_of(marks(), (advice(needed=needed),), storage, replay_matches=matches)
+def find(
+    storage: Storage = QUIET, *diagnoses: Diagnosis, needed: bool = False, matches: bool = True
+) -> tuple[Finding, ...]:
+    return findings_of(marks(*diagnoses), diagnoses, (advice(needed=needed),), storage, replay_matches=matches)
 
 
 def test_the_most_harmful_comes_first() -> None:
-    found = find(needed=True, matches=False)
+    found = find(QUIET, diagnosis((FILL, EXP)), needed=True, matches=False)
     assert [(each.severity, each.code) for each in found] == [
         ("error", "constant_overflows"),
         ("warning", "replay_differs"),
@@ -49,9 +83,33 @@ def test_ops_that_are_fp32_by_default_are_no_finding() -> None:
 
 
 def test_a_finding_says_what_to_write_into_the_policy() -> None:
-    (error,) = [each for each in find() if each.severity == "error"]
-    assert error.site == ":masked_fill#0"
+    (error,) = errors(diagnosis((FILL,)))
+    assert (error.site, error.message) == (":masked_fill#0", "fp16: masked_fill breaks; the gradient is off")
     assert error.fix.startswith('keep it in FP32: {sites: ":masked_fill#0", format: fp32}; or write torch.finfo')
+
+
+def errors(*diagnoses: Diagnosis) -> list[Finding]:
+    return [each for each in find(QUIET, *diagnoses) if each.severity == "error"]
+
+
+def test_a_chain_is_one_finding_where_it_begins_that_names_the_readers() -> None:
+    first, second = errors(diagnosis((FILL, EXP), (ADD,)))
+    assert (first.site, first.code, second.site) == (":masked_fill#0", "constant_overflows", ":add#0")
+    assert ", and with it :exp#0, which read what it makes" in first.fix
+    assert second.fix == 'keep it in FP32: {sites: ":add#0", format: fp32}'
+
+
+def test_a_wrong_kernel_is_an_error_of_its_own() -> None:
+    (error,) = errors(diagnosis(faults=(FAULT,)))
+    assert (error.code, error.site) == ("kernel_wrong", ":add#0")
+    assert error.message.startswith("on this device its fp16 kernel gets the gradient of shift wrong by 50%")
+    assert error.fix == 'keep it in FP32: {sites: ":add#0", format: fp32}'
+
+
+def test_a_constant_that_does_harm_is_no_note_beside_its_error() -> None:
+    found = [each for each in find(QUIET, diagnosis((ADD,))) if each.site == ":add#0"]
+    assert [each.severity for each in found] == ["error"]
+    assert [each.severity for each in find() if each.site == ":add#0"] == ["note"]
 
 
 def test_an_underflow_names_the_worst_site_and_the_scale() -> None:
@@ -83,4 +141,4 @@ def test_storage_findings_carry_the_names_they_are_about() -> None:
 
 
 def test_quiet_means_quiet() -> None:
-    assert findings_of((), (advice(needed=False),), QUIET, replay_matches=True) == ()
+    assert findings_of((), (), (advice(needed=False),), QUIET, replay_matches=True) == ()

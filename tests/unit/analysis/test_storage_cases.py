@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from autoprec.analysis import Finding, Inspection, inspect_recording
+from autoprec.analysis import Finding, Inspection
 from autoprec.capture import record
+from autoprec.runtime.device import describe
 from autoprec.workload import load
 
 CASES = Path(__file__).parents[2] / "cases"
@@ -15,7 +16,7 @@ CASES = Path(__file__).parents[2] / "cases"
 @cache
 def inspected(name: str) -> Inspection:
     workload = load(str(CASES / f"{name}.py")).workload
-    return inspect_recording(record(workload), workload, ("fp16", "bf16"), "cpu")
+    return inspect_recordings((record(workload),), workload, ("fp16", "bf16"), describe("cpu"))
 
 
 def finding(name: str, code: str, format_name: str) -> Finding | None:

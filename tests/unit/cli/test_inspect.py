@@ -65,7 +65,7 @@ def test_json_has_the_documented_shape(capsys, faulty):
     code, found = inspected(capsys, faulty)
     assert code == 1
     assert list(found) == [
-        "schema_version", "workload", "device", "graph", "sites", "storage", "loss_scale", "findings",
+        "schema_version", "workload", "device", "graph", "sites", "diagnoses", "storage", "loss_scale", "findings",
     ]  # fmt: skip
     assert (found["schema_version"], found["workload"], found["device"]["kind"]) == (1, "faulty", "cpu")
     assert list(found["graph"]) == ["num_sites", "num_nodes", "replay_matches"]
@@ -88,8 +88,56 @@ def test_json_names_the_fault_at_its_site_first(capsys, faulty):
     assert (found["findings"][0]["severity"], found["findings"][0]["site"]) == ("error", "scale:add#0")
     (site,) = [each for each in found["sites"] if each["site"] == "scale:add#0"]
     assert site["verdicts"]["fp16"]["verdict"] == "must"
-    assert site["verdicts"]["fp16"]["reasons"][0]["evidence"]["constant"] == 1e-8
+    assert [reason["code"] for reason in site["verdicts"]["fp16"]["reasons"]] == ["underflow", "guard_vanishes"]
+    assert site["verdicts"]["fp16"]["reasons"][1]["evidence"]["constant"] == 1e-8
     assert site["verdicts"]["bf16"]["verdict"] == "free"
+
+
+def test_json_tells_what_breaks_and_the_smallest_repair(capsys, faulty):
+    _, found = inspected(capsys, faulty)
+    fp16, bf16 = found["diagnoses"]
+    assert (fp16["format"], fp16["is_broken"], fp16["gradient_error"], fp16["is_broken"]) == ("fp16", True, "inf", True)
+    assert fp16["repair"]["chains"] == [["scale:add#0", "scale:div#0"]]
+    assert fp16["repair"]["sites"] == ["scale:add#0", "scale:div#0"]
+    assert fp16["repair"]["is_minimal"] is True
+    assert fp16["repair"]["gradient_error"] < fp16["allowed_error"]
+    assert (bf16["format"], bf16["is_broken"], bf16["repair"], bf16["kernel_faults"]) == ("bf16", False, None, [])
+
+
+LATE = """
+import torch
+from torch import nn
+import autoprec
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return (x * self.gain).square().mean().sqrt()
+
+
+def workload():
+    return autoprec.Workload(
+        model=Net,
+        batches=lambda: [torch.ones(4), torch.ones(4), torch.full((4,), 300.0), torch.ones(4)],
+        loss=lambda model, batch: model(batch),
+    )
+"""
+
+
+def test_batches_says_on_how_many_to_judge(capsys, tmp_path):
+    path = tmp_path / "late.py"
+    path.write_text(LATE)
+    assert [inspected(capsys, str(path), "--batches", count)[0] for count in ("1", "2", "3", "9")] == [0, 0, 1, 1]
+    assert inspected(capsys, str(path))[0] == 1  # three, where nothing is said
+
+
+def test_no_batches_are_refused(capsys, healthy):
+    assert cli.main(["inspect", healthy, "--batches", "0"]) == 2
+    assert "--batches" in capsys.readouterr().err
 
 
 def test_without_a_fault_the_exit_code_is_0(capsys, healthy):

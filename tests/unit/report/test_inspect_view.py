@@ -1,3 +1,7 @@
+import math
+
+import pytest
+
 from autoprec.analysis import (
     Finding,
     GradientHistograms,
@@ -10,6 +14,11 @@ from autoprec.analysis import (
     StoredParameter,
     static_marks,
 )
+from autoprec.analysis.diagnosis import Diagnosis
+from autoprec.analysis.faults import FormatCheck
+from autoprec.analysis.kernel_faults import KernelFault
+from autoprec.analysis.low_step import Damage
+from autoprec.analysis.repair import Repair
 from autoprec.graph.opgraph import OpGraph
 from autoprec.graph.site import LOSS_MODULE, Site
 from autoprec.report.inspect_view import FindingRow, InspectView, KeptOps, inspect_view, short_source
@@ -46,10 +55,12 @@ STORAGE = Storage(
 
 
 def view(
-    *findings: Finding, marks: tuple[Mark, ...] = (), every_site: bool = False, storage: Storage = STORAGE
-) -> InspectView:
+    *findings: Finding, marks: tuple[Mark, ...] = (), every_site: bool = False, storage: Storage = STORAGE,
+    diagnoses: tuple[Diagnosis, ...] = (),
+) -> InspectView:  # fmt: skip
     inspection = Inspection(
-        formats=FORMATS, op_graph=GRAPH, replay_matches=True, marks=marks or static_marks(GRAPH, FORMATS, "cpu"),
+        formats=FORMATS, op_graph=GRAPH, num_batches=3, replay_matches=True, diagnoses=diagnoses,
+        marks=marks or static_marks(GRAPH, FORMATS, "cpu"),
         gradients=GradientHistograms(parameters={}, activations={}),
         advice=(advice("fp16", needed=True), advice("bf16")), storage=storage, findings=findings,
     )  # fmt: skip
@@ -163,3 +174,45 @@ def test_a_source_line_loses_its_folders() -> None:
     assert short_source("/home/me/model.py:12") == "model.py:12"
     assert short_source("C:\\me\\model.py:12") == "model.py:12"
     assert short_source("") == ""
+
+
+SITE = Site("blocks.1", "exp", 0)
+FAULT = KernelFault(
+    site=Site("blocks.1", "add", 0), format="bf16", parameter="w", error=0.5, ideal_error=0.01, alone=0.5, numel=9
+)  # fmt: skip
+
+
+def diagnosis(error: float, left: float | None = None, *, is_minimal: bool = True, faults: int = 0) -> Diagnosis:
+    """Return the diagnosis of a step that is off by `error`, and by `left` with one site in FP32."""
+    repair = None
+    if left is not None:
+        repair = Repair(format="bf16", sites=(SITE,), error=left, alone={}, num_steps=9, is_minimal=is_minimal)
+    check = FormatCheck(format="bf16", damage=Damage(loss_error=0.0, gradient_error=error), batch=0, floor=0.0)
+    return Diagnosis(
+        format="bf16", num_sites=1017, check=check, repair=repair, causes={}, chains=(), kernel_faults=(FAULT,) * faults
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (diagnosis(0.0123), "does no harm: gradient off by 0.012 with everything low (allowed 0.14)"),
+        (
+            diagnosis(math.inf, 0.0345),
+            "keep 1 of 1,017 sites in FP32: loss or gradient not finite with everything low (allowed 0.14), "
+            "gradient off by 0.035 with these in FP32",
+        ),
+        (
+            diagnosis(0.5, 0.2, is_minimal=False),
+            "keep 1 of 1,017 sites in FP32: gradient off by 0.5 with everything low (allowed 0.14), gradient off by "
+            "0.2 with these in FP32; the search for fewer ended early",
+        ),
+        (
+            diagnosis(0.02, faults=2),
+            "keep 1 of 1,017 sites in FP32, whose kernels are wrong here; gradient off by 0.02 with everything low "
+            "(allowed 0.14)",
+        ),
+    ],
+)
+def test_a_diagnosis_is_a_sentence(found: Diagnosis, sentence: str) -> None:
+    assert dict(view(diagnoses=(found,)).facts)["bf16"] == sentence

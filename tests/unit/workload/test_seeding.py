@@ -1,3 +1,6 @@
+import random
+
+import numpy as np
 import torch
 
 from autoprec.workload.seeding import mixed, seeded
@@ -23,3 +26,23 @@ def test_a_stream_repeats_and_nests():
         draw(2)
         second = torch.rand(1).item()
     assert draw(1) == [first, second]
+
+
+def test_the_model_is_built_from_the_seed_itself_as_in_a_script():
+    torch.manual_seed(7)
+    script = torch.nn.Linear(3, 3).weight
+    with seeded(7):
+        assert torch.equal(torch.nn.Linear(3, 3).weight, script)
+    random.seed(7)
+    np.random.seed(7)
+    drawn = random.random(), np.random.rand()
+    with seeded(7):
+        assert (random.random(), np.random.rand()) == drawn
+
+
+def test_steps_draw_from_other_streams_than_the_model():
+    def draw(stream):
+        with seeded(7, stream):
+            return torch.rand(1).item()
+
+    assert len({draw(stream) for stream in range(6)}) == 6
