@@ -38,7 +38,7 @@ class Diagnosis:
     causes: Mapping[Site, Reason]
     chains: tuple[tuple[Site, ...], ...]
     kernel_faults: tuple[KernelFault, ...]
-    errors: tuple[SiteError, ...]
+    errors: tuple[SiteError, ...] = ()
 
     @property
     def kept(self) -> tuple[Site, ...]:

@@ -1,5 +1,6 @@
 """Everything the analyses say about one recorded step."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -135,7 +136,9 @@ def _diagnosed(
     if row.exponent_bits >= FORMATS["fp32"].exponent_bits or name == FLOAT8:  # such runs have no loss scale
         return diagnose(references, fmt, max_steps=max_steps)
     least = _least_scale(row, gradients)
-    scale = max(loss_scale_advice(gradients, name).initial, least)
+    # The scale is itself the gradient that a low loss hands down first.
+    largest = math.ldexp(1.0, row.max_exponent)
+    scale = min(max(loss_scale_advice(gradients, name).initial, least), largest)
     return diagnose(references, fmt, loss_scale=scale, least_scale=least, max_steps=max_steps)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autoprec.analysis import Finding, Inspection
+from autoprec.analysis import Finding, Inspection, inspect_recordings
 from autoprec.capture import record
 from autoprec.runtime.device import describe
 from autoprec.workload import load
