@@ -94,5 +94,5 @@ class _RoundedWeights(Replay):
             return value
         with torch.no_grad():
             error = value.to(self._dtype).to(value.dtype) - value
-        with torch.enable_grad():  # it may be read under no_grad first
+        with torch.enable_grad():  # a step may read a weight under no_grad first
             return value + error

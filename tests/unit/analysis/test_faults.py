@@ -62,6 +62,17 @@ def test_the_floor_is_the_gradient_error_of_rounded_weights() -> None:
     assert torch.equal(reference.recording.model.gain, gain)
 
 
+def test_a_weight_that_is_read_under_no_grad_first_has_its_gradient() -> None:
+    def followed(net: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            net.gain.square().sum()
+        return cubes(net, x)
+
+    gain, x = torch.tensor([1 / 3, 1.1]), torch.tensor([1.0, 2.0])
+    found = floor_of(referred(followed, x, gain=gain), format_of("bf16"))
+    assert found == floor_of(referred(cubes, x, gain=gain), format_of("bf16")) > 0
+
+
 def test_weights_that_the_format_holds_have_no_floor() -> None:
     assert floor_of(referred(cubes, torch.ones(2), gain=torch.tensor([1.5, -0.25])), format_of("bf16")) == 0.0
 

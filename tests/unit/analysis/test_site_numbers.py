@@ -68,11 +68,13 @@ def test_whole_numbers_are_told_from_others() -> None:
 
 
 def test_what_is_not_finite_in_fp32_either_does_not_count() -> None:
+    def masked(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x * net.gain).masked_fill(x == 0, -torch.inf).softmax(-1).square().sum()
+
     x = torch.tensor([0.0, 1.0, 2.0])
-    found = numbers(
-        lambda net, x: (x * net.gain).masked_fill(x == 0, -torch.inf).softmax(-1).square().sum(), x, "softmax#0",
-        device_format("fp16"),
-    )  # fmt: skip
+    fill = numbers(masked, x, "masked_fill#0", device_format("fp16"))
+    assert (fill.num_nonfinite, fill.max_output, fill.num_outputs) == (0, 2.0, 3)
+    found = numbers(masked, x, "softmax#0", device_format("fp16"))
     assert (found.num_nonfinite, found.num_inputs_over, found.max_input) == (0, 0, 2.0)
 
 
