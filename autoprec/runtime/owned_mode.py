@@ -15,6 +15,7 @@ from autoprec.runtime.forwards import original_forward, with_constants
 from autoprec.runtime.leaves import leaf_forward
 from autoprec.runtime.outputs import cast_floats
 from autoprec.runtime.plans import CASTABLE, Action
+from autoprec.runtime.refusals import check_runs
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.site_mode import Frame
 
@@ -126,10 +127,14 @@ def forward_of(precision: "Precision", path: str, module: nn.Module) -> Callable
             finally:
                 mode.leave()
         with precision.frame("@path"):
+            if mode is None and not torch.compiler.is_dynamo_compiling():
+                check_runs(precision)
             return original_forward(module)(*args, **kwargs)
 
     def converting(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         with precision.frame("@path"):
+            if not torch.compiler.is_dynamo_compiling():
+                check_runs(precision)
             if agrees:  # nn.LSTM and its kin compare the input's dtype with the stored weights' before any op runs
                 args, kwargs = cast_floats((args, kwargs), next(module.parameters()).dtype)
             result = original_forward(module)(*args, **kwargs)

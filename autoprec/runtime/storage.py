@@ -37,6 +37,11 @@ class ParameterStorage:
         """Return the names of the parameters stored low."""
         return tuple(self._parameters)
 
+    @property
+    def has_wide_gradients(self) -> bool:
+        """Return whether there are parameters stored low whose gradients are FP32."""
+        return bool(self._parameters) and self.settings.steps_in_fp32 and self.settings.gradients == "fp32"
+
     def lower(self, model: nn.Module) -> None:
         """Store the parameters of `model` as the policy says.
 
