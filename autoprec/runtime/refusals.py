@@ -21,6 +21,12 @@ def check_runs(precision: "Precision") -> None:
 
     Raises: `ApplyError`, which says what to do instead.
     """
+    if precision.storage.is_flattened:
+        raise ApplyError(
+            f'policy "{precision.policy.name}" stores parameters in {precision.policy.parameters.storage}, and '
+            "FullyShardedDataParallel has flattened them since, without their masters; keep storage: fp32 under it, "
+            "and let its MixedPrecision(param_dtype=...) make the working copies"
+        )
     if precision.storage.has_wide_gradients:
         _check_data_parallel(precision)
 
