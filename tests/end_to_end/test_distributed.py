@@ -285,15 +285,19 @@ def fsdp1_training(rank: int, keeps_parameters: bool) -> Any:
     return losses[0], losses[1], differ, str(refusal.value)
 
 
-def fsdp1_stored_low(rank: int, keeps_parameters: bool) -> str:  # noqa: FBT001 as TwoRanks passes it
+def fsdp1_stored_low(rank: int, keeps_parameters: bool) -> str:
     model = Net()
     low = Policy(name="low", rules=MIXED.rules, parameters=Parameters(storage="bf16", master="fp32"))
     autoprec.apply(model, low)
     sharded = fsdp1(model, keeps_parameters=keeps_parameters)
     optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
-    with pytest.raises(ApplyError) as refusal:
+
+    def step() -> None:
         sharded(batch_of(0)).square().mean().backward()
         optimizer.step()
+
+    with pytest.raises(ApplyError) as refusal:
+        step()
     return str(refusal.value)
 
 
