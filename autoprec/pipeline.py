@@ -12,7 +12,7 @@ from autoprec.records.run import RunRecord
 from autoprec.runtime.device import describe
 from autoprec.search.budget import Budget
 from autoprec.search.fp32 import train_fp32
-from autoprec.search.interrupt import uninterrupted
+from autoprec.search.interrupt import terminated_as_interrupted, uninterrupted
 from autoprec.search.lock import run_lock
 from autoprec.search.observer import Observer
 from autoprec.search.places import claim_places
@@ -56,14 +56,15 @@ class BenchOptions:
 def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
     """Return the record of a whole run; the policy and the record are written.
 
-    After Ctrl-C the best so far is written and the record says `interrupted`; before there is any, it is raised.
+    After Ctrl-C or SIGTERM the best so far is written and the record says `interrupted`; before there is any,
+    `KeyboardInterrupt` is raised.
     """
     watch = observer or Observer()
     budget = Budget(seconds=options.budget_s, trials=options.trials)
     device = describe(options.device)
     loaded = load(options.workload)
     places = claim_places(loaded.name, options.out, options.run_dir, options.storage, options.study)
-    with watch, run_lock(places.run_dir):
+    with watch, terminated_as_interrupted(), run_lock(places.run_dir):
         stored = stored_horizon(places.storage, places.study)  # a storage that cannot be used is told at once
         watch.stage("recording", budget_s=options.budget_s)
         subject = record_and_mark(loaded, device, options.space, options.seed)

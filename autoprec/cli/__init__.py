@@ -1,6 +1,7 @@
 """The command line: one file a command, and here what they share: the app, errors and exit codes.
 
 Exit codes: 0 fine, 1 findings or an unmet gate, 2 wrong usage, input or environment, 3 internal error, 130 Ctrl-C.
+`tune` takes SIGTERM for Ctrl-C.
 Commands import torch, optuna and their kind inside their functions, so that `autoprec --help` stays quick.
 """
 

@@ -142,7 +142,7 @@ def trace(
     rules = _read(policy, device)
     describe(device).require(rules)
     with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
-        found = trace_policy(load(workload).workload, rules, device=device, seed=seed)
+        found = trace_policy(load(workload).workload, policy, device=device, seed=seed)
     if as_json:
         _print_json(found.to_plain())
     else:

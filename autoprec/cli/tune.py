@@ -33,7 +33,8 @@ def tune(
 ) -> None:
     """Search, prove and write the fastest policy that trains as faithfully as FP32 does.
 
-    The same command resumes a run that was interrupted. Exit code 130 after Ctrl-C; the best so far is written then.
+    The same command resumes a run that was interrupted. Exit code 130 after Ctrl-C or SIGTERM; the
+    best so far is written then.
     """
     from autoprec.pipeline import TuneOptions
     from autoprec.pipeline import tune as run

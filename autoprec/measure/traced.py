@@ -6,7 +6,7 @@ from autoprec.runtime.trace import Trace
 from autoprec.workload import Workload, load_batches
 
 
-def trace_policy(workload: Workload, policy: Policy, *, device: str, seed: int = 0) -> Trace:
+def trace_policy(workload: Workload, policy: Policy | str, *, device: str, seed: int = 0) -> Trace:
     """Return in which formats the kernels of the first training step of `workload` run under `policy`.
 
     Raises: `TraceError` if the model holds compiled modules; whatever loading and applying raise.

@@ -1,6 +1,6 @@
 """The cast mode: a programmable autocast. Casts the arguments of each site to the format its policy names."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -11,13 +11,12 @@ from torch.nn import functional as F
 from autoprec.graph.site import LOSS_MODULE
 from autoprec.runtime.calls import BODIES, Call
 from autoprec.runtime.compiled import not_compiled_alone, run_graph_aside
-from autoprec.runtime.edits import EDITS
 from autoprec.runtime.plans import BACKWARD, CASTABLE, COMPARISONS, PROMOTE, Action, Executor, ModulePlans, agrees
 from autoprec.runtime.site_mode import Frame, SiteMode
 from autoprec.runtime.weight_casts import SMALLEST, WeightCasts, to_dtype
 
-# A cast of this forward: the weight (an `id` outlives what it points at), its version, its noticed edits, its cast.
-_Cast = tuple[torch.Tensor, int, int, torch.Tensor]
+# A cast of this forward: the weight (an `id` outlives what it points at), its version, its cast.
+_Cast = tuple[torch.Tensor, int, torch.Tensor]
 
 # Where norms take their running statistics, which they write to.
 _STATISTICS: Mapping[Any, tuple[int, int]] = {
@@ -78,6 +77,12 @@ class CastMode(SiteMode):
         """Look at every weight anew from here on: an optimizer may have stepped."""
         for casts in self.casts.values():
             casts.clear()
+
+    def forget(self, weights: Iterable[torch.Tensor]) -> None:
+        """Look at these weights anew from here on: somebody has edited them, or may do so."""
+        for weight in weights:
+            for casts in self.casts.values():
+                casts.pop(id(weight), None)
 
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -231,17 +236,14 @@ class CastMode(SiteMode):
         except RuntimeError:  # an inference tensor
             return to_dtype(weight, dtype)
         key, casts = id(weight), self.casts[dtype]
-        # Others than parameters have no watched `.data`, and a batch of a month must leave no trace.
-        edits = EDITS.get(key, 0) if type(weight) is torch.Tensor else EDITS.setdefault(key, 0)
         entry = casts.get(key)
         if entry is not None:
-            one, its_version, its_edits, cast = entry
-            same = one is weight and its_version == version and its_edits == edits
-            if same and _can_be_shared(weight, cast):
+            one, its_version, cast = entry
+            if one is weight and its_version == version and _can_be_shared(weight, cast):
                 return cast
         kept = self.kept_casts if weight.numel() >= SMALLEST and torch.is_grad_enabled() else None
         cast = to_dtype(weight, dtype) if kept is None else kept.cast(weight, dtype, version)
-        casts[key] = (weight, version, edits, cast)
+        casts[key] = (weight, version, cast)
         return cast
 
 

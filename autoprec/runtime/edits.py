@@ -7,7 +7,8 @@ optimizer step, through torch's own hooks, and every reading or setting of `.dat
 in place of the attribute that `nn.Parameter` inherits.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -17,16 +18,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 
 class Holder(Protocol):
-    """Somebody who holds casts of weights across forwards."""
+    """Somebody who holds casts of weights."""
 
     def forget(self, weights: Iterable[torch.Tensor]) -> None:
         """Drop the casts of these weights."""
 
 
-EDITS: dict[int, int] = {}
-"""How often `.data` was touched or an optimizer stepped, by the `id` of the weight: counted once it is in here."""
-
 _holders: WeakSet[Holder] = WeakSet()
+_running: dict[int, Holder] = {}  # by their `id`; a dict, since other threads enter theirs while one is told
 _installed = False
 
 
@@ -34,6 +33,16 @@ def watch_for(holder: Holder) -> None:
     """Tell `holder`, as long as it lives, of every optimizer step and every touch of `.data`."""
     _install()
     _holders.add(holder)
+
+
+@contextmanager
+def watching(holder: Holder) -> Iterator[None]:
+    """Tell `holder` of them in this block; somebody must have called `watch_for` before."""
+    _running[id(holder)] = holder
+    try:
+        yield
+    finally:
+        del _running[id(holder)]
 
 
 def _install() -> None:
@@ -65,14 +74,9 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Count the step for each weight; a closure may have run the model inside the step, too."""
-    if torch.compiler.is_compiling():
-        return
-    weights = _weights_of(optimizer)
-    for key in map(id, weights):
-        if key in EDITS:
-            EDITS[key] += 1
-    _forget(weights)
+    """Drop casts that a closure has made, which may have run the model inside the step."""
+    if not torch.compiler.is_compiling():
+        _forget(_weights_of(optimizer))
 
 
 def _weights_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -80,11 +84,9 @@ def _weights_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _forget(weights: Iterable[torch.Tensor]) -> None:
-    for holder in tuple(_holders):
+    for holder in (*_holders, *_running.values()):
         holder.forget(weights)
 
 
 def _notice_data(weight: nn.Parameter) -> None:
-    if id(weight) in EDITS:  # else nobody has cast it
-        EDITS[id(weight)] += 1
-        _forget((weight,))
+    _forget((weight,))

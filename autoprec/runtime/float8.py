@@ -54,7 +54,7 @@ class Float8Matmul:
     Calls that compute in float64 are left alone, and so are calls without rows, where there is nothing to round.
 
     Raises: `FormatError` for a shape that FP8 kernels do not take, also where they are emulated, and for a call that
-    writes to a given tensor; `ApplyError` where a gradient of a gradient is asked for.
+    writes to a given tensor; `ApplyError` where a gradient of a gradient, or a transform of torch.func, is asked for.
     """
 
     product: Float8Product
@@ -71,6 +71,7 @@ class Float8Matmul:
             return func(*args, **kwargs)
         if call.writes_first or kwargs.get("out") is not None:
             raise _refusal(site, "the call writes its result to a tensor that is given to it")
+        _check_transforms(site)
         rows, matrix, bias = self._operands(func, site, args, kwargs)
         rows = rows if rows.dtype in _KEPT else rows.to(torch.bfloat16)
         if rows.numel() == 0:
@@ -109,6 +110,14 @@ def _refusal(site: SiteKey, fault: str) -> FormatError:
         f'site "{Site(*site)}" cannot run in {FLOAT8}: {fault}; give it another format by a rule above: '
         f'{{sites: "{module}:{op}", format: bf16}}'
     )
+
+
+def _check_transforms(site: SiteKey) -> None:
+    if torch._C._functorch.peek_interpreter_stack() is not None and not torch.compiler.is_compiling():
+        raise ApplyError(
+            f'site "{Site(*site)}" runs in {FLOAT8} inside a transform of torch.func (grad, vmap, jvp, ...), and '
+            "torchao has no rule for those; give the site another format (bf16), or use autograd"
+        )
 
 
 def _check_once(site: SiteKey, *_: object) -> None:

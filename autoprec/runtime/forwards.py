@@ -3,13 +3,26 @@
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
 _OWN = "_autoprec_own_forward"
 _REPLACEMENT = "_autoprec_replacement"
+
+
+def with_constants(function: Callable[..., Any], constants: Mapping[str, str]) -> Callable[..., Any]:
+    """Return `function` with other constants in its code, which is then its own.
+
+    torch.compile guards on each value in a closure, in each module, at each call, and on all constants by the code.
+    """
+    assert isinstance(function, types.FunctionType)
+    code = function.__code__
+    function.__code__ = code.replace(
+        co_consts=tuple(constants.get(each, each) if isinstance(each, str) else each for each in code.co_consts)
+    )
+    return function
 
 
 def replace_forward(module: nn.Module, replacement: Callable[..., Any]) -> None:

@@ -1,14 +1,15 @@
 """`apply`: install a policy in a module, in place and reversibly."""
 
 import difflib
-from os import PathLike
+from os import PathLike, fspath
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from autoprec.errors import ApplyError, a_or_an
 from autoprec.graph.site import LOSS_MODULE
-from autoprec.policy import Policy, SitePattern, hint_of_op, policy_or_preset
+from autoprec.policy import Policy, SitePattern, hint_of_op, policy_or_preset, rule_lines
 from autoprec.runtime.forwards import is_replaced
 from autoprec.runtime.precision import APPLIED, Precision
 from autoprec.runtime.wrappers import check_wrappers
@@ -25,9 +26,9 @@ def apply(model: nn.Module, policy: Policy | str | PathLike[str]) -> Precision:
     """
     _check_model(model)
     device = next((tensor.device.type for tensor in model.parameters()), "cpu")
-    policy = _policy(policy, device)
+    given, policy = policy, _policy(policy, device)
     _check_scaling(policy)
-    _check_modules(policy, model)
+    _check_modules(policy, model, None if isinstance(given, Policy) or not Path(given).exists() else fspath(given))
     precision = Precision(model, policy, device)
     try:
         precision.install()
@@ -83,17 +84,18 @@ def _check_scaling(policy: Policy) -> None:
         )
 
 
-def _check_modules(policy: Policy, model: nn.Module) -> None:
-    """Refuse a rule that names modules the model lacks: the policy belongs to another model, or has a typo."""
+def _check_modules(policy: Policy, model: nn.Module, file: str | None) -> None:
+    """Refuse a rule, of `file` if it has one, that names modules the model lacks: of another model, or with a typo."""
     paths = [LOSS_MODULE, *(path for path, _ in model.named_modules())]
-    for rule in policy.rules:
+    for index, rule in enumerate(policy.rules):
         pattern = SitePattern(rule.sites)
         if not any(pattern.matches_module(path) for path in paths):
             near = difflib.get_close_matches(rule.sites.split(":")[0], paths[1:], n=3, cutoff=0.4)
             what = "nearest modules" if near else "its modules"
             names = ", ".join(f'"{name}"' for name in near or [path for path in paths[1:] if path][:5]) or "none"
             raise ApplyError(
-                f'apply: rule "{rule.sites}" of policy "{policy.name}" matches no module of this '
+                f"{f'{file}:{rule_lines(file)[index]}' if file else 'apply'}: "
+                f'rule "{rule.sites}" of policy "{policy.name}" matches no module of this '
                 f"{type(model).__name__}; {what}: {names}{hint_of_op(rule.sites)}; "
                 "mend the rule, or tune this model anew"
             )

@@ -14,9 +14,10 @@ from torch import nn
 from torch._C import DisableTorchFunction
 from torch._C import _len_torch_function_stack as num_modes
 from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
 from torch.nn import functional as F
 
-from autoprec.runtime.edits import EDITS
+from autoprec.runtime.forwards import with_constants
 from autoprec.runtime.plans import CASTABLE, Action
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.weight_casts import CONVERSIONS, SMALLEST, to_dtype
@@ -53,11 +54,14 @@ _UNARY: Mapping[type[nn.Module], str] = MappingProxyType(
     }
 )
 
+# Guarded once a graph, where `type(module).forward` is once a module.
+_FORWARDS: Mapping[str, Callable[..., Any]] = {kind.__name__: kind.forward for kind in (*_WEIGHTED, *_UNARY)}
+
 _NORMS = frozenset({nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d})
 
 
 def leaf_forward(
-    module: nn.Module, owner: Any, action_of: Callable[[str], Action], general: Callable[..., Any]
+    module: nn.Module, path: str, owner: Any, action_of: Callable[[str], Action], general: Callable[..., Any]
 ) -> Callable[..., Any] | None:
     """Return a forward in short for `module`, or None if only the `general` one is right for it.
 
@@ -70,22 +74,24 @@ def leaf_forward(
         return None  # such a convolution pads first, which is a site of its own
     if kind in _WEIGHTED:
         action = action_of(_WEIGHTED[kind])
-        return _weighted(module, owner, action, general) if isinstance(action, torch.dtype) else None
+        if not isinstance(action, torch.dtype):
+            return None
+        return with_constants(_weighted(module, owner, action, general), {"@path": path, "@kind": kind.__name__})
     if kind in _UNARY:
         action = action_of(_UNARY[kind]) if _UNARY[kind] else None
         if action is None or isinstance(action, torch.dtype):
-            return _unary(module, owner, action, general)
+            return with_constants(_unary(module, owner, action, general), {"@path": path, "@kind": kind.__name__})
     return None
 
 
-def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[..., Any]) -> Callable[..., Any]:
+def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
     """Return the forward of a Linear or a convolution; every helper it does not call is a microsecond less."""
     kind, is_linear, convert = type(module), type(module) is nn.Linear, CONVERSIONS[dtype]
     is_large = module.weight.numel() >= SMALLEST
 
     def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
         if is_dynamo_compiling():
-            return general(self, input)
+            return _traced(owner, "@path", _FORWARDS["@kind"], self, input)
         mode = RUNNING.mode
         if (
             mode is not None
@@ -94,28 +100,36 @@ def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[...
             and type(input) is torch.Tensor
             and num_modes() == 1
         ):
-            weight: Any = self._parameters.get("weight")
-            bias: Any = self._parameters.get("bias")
-            if type(weight) is nn.Parameter and (bias is None or type(bias) is nn.Parameter):
+            held = self._parameters
+            weight: Any = held.get("weight")
+            bias: Any = held.get("bias")
+            if type(weight) is Parameter and (bias is None or type(bias) is Parameter):
                 with DisableTorchFunction():  # first of all: with the mode on, input.dtype alone costs microseconds
-                    x = input if input.dtype is dtype else _cast_input(input, dtype)
-                    if x is not None and weight.dtype in CASTABLE and not weight.is_inference():
-                        casts = mode.casts[dtype]
-                        w: Any = weight
-                        b: Any = bias
-                        if w.dtype is not dtype:
-                            if is_large or id(weight) in casts:
-                                w = mode.cast_weight(weight, dtype)
+                    found, stored = input.dtype, weight.dtype
+                    x = input if found is dtype else convert(input) if found in CASTABLE else None
+                    if x is None or (bias is not None and bias.dtype is not stored):
+                        pass  # float64 is the author's explicit choice
+                    elif stored is dtype:
+                        return F.linear(x, weight, bias) if is_linear else self._conv_forward(x, weight, bias)
+                    elif stored in CASTABLE:
+                        try:
+                            version, bias_version = weight._version, 0 if bias is None else bias._version
+                        except RuntimeError:  # inference tensors have none
+                            version = bias_version = -1
+                        if version >= 0:
+                            casts = mode.casts[dtype]
+                            w: Any = weight
+                            b: Any = bias
+                            if is_large or (key := id(w)) in casts:
+                                w = mode.cast_weight(w, dtype)
                             else:
-                                w = convert(weight)
-                                casts[id(weight)] = (weight, weight._version, EDITS.setdefault(id(weight), 0), w)
-                        if bias is not None and bias.dtype is not dtype:
-                            if id(bias) in casts or bias.is_inference():
-                                b = mode.cast_weight(bias, dtype)
-                            else:
-                                b = convert(bias)
-                                casts[id(bias)] = (bias, bias._version, EDITS.setdefault(id(bias), 0), b)
-                        return F.linear(x, w, b) if is_linear else self._conv_forward(x, w, b)
+                                casts[key] = (w, version, w := convert(w))
+                            if b is not None:
+                                if (key := id(b)) in casts:
+                                    b = mode.cast_weight(b, dtype)
+                                else:
+                                    casts[key] = (b, bias_version, b := convert(b))
+                            return F.linear(x, w, b) if is_linear else self._conv_forward(x, w, b)
         return general(self, input)
 
     return forward
@@ -128,7 +142,7 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
 
     def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
         if is_dynamo_compiling():
-            return general(self, input)
+            return _traced(owner, "@path", _FORWARDS["@kind"], self, input)
         mode = RUNNING.mode
         if (
             mode is not None
@@ -145,6 +159,19 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
         return general(self, input)
 
     return forward
+
+
+def _traced(owner: Any, path: str, original: Callable[..., Any], module: nn.Module, input: torch.Tensor) -> Any:  # noqa: A002
+    """Return what torch.compile traces: `original` in a frame, without a value that it would guard on."""
+    mode = RUNNING.mode
+    if mode is not None and mode.owner is owner:
+        mode.enter(path)
+        try:
+            return original(module, input)
+        finally:
+            mode.leave()
+    with owner.frame(path):
+        return original(module, input)
 
 
 def _is_stored_in_fp32(norm: nn.Module) -> bool:

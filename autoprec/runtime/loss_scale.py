@@ -145,6 +145,8 @@ class BoundedGradScaler(torch.amp.GradScaler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on with the scale of a checkpoint, within the bounds of this policy."""
         super().load_state_dict(state_dict)
+        if not self._enabled:
+            return
         self._init_scale = min(max(self._init_scale, self._minimum), self._maximum)
         self._stay_within_bounds()
 

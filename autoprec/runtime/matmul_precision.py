@@ -10,7 +10,7 @@ is set to another precision than they are raises in torch.
 
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType, TracebackType
@@ -72,10 +72,16 @@ class _Turn:
         self._depth += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._depth == 1:
+            _release_abandoned()
         self._depth -= 1
         if self._depth == 0:
             self._thread = None
             self._taken.release()
+
+    def is_taken(self) -> bool:
+        """Return whether a thread holds it, be it this one."""
+        return self._taken.locked()
 
 
 # Whoever reads the settings in order to put them back must not read what another thread has set for one call.
@@ -114,6 +120,7 @@ def put_back(state: MatmulState) -> None:
 
 
 _claims: list["weakref.ref[MatmulState]"] = []
+_abandoned: list[MatmulState] = []
 
 
 def claim_float32_matmul(kind: str, precision: Float32Matmul) -> MatmulState:
@@ -128,14 +135,46 @@ def claim_float32_matmul(kind: str, precision: Float32Matmul) -> MatmulState:
 def release(claim: MatmulState) -> None:
     """Give back a claim: the last one restores what it found, an earlier one leaves that to the one after it."""
     with TURN:
-        alive = [found for reference in _claims if (found := reference()) is not None]
-        place = next(index for index, each in enumerate(alive) if each is claim)
-        later = next((each for each in alive[place + 1 :] if each.kind == claim.kind), None)
-        if later is None:
-            restore(claim)
-        else:
-            later.stored.update(claim.stored)
-        _claims[:] = [weakref.ref(each) for each in alive if each is not claim]
+        _release(claim)
+
+
+def release_with(owner: object, claim: MatmulState) -> Callable[[], object]:
+    """Give `claim` back when `owner` dies, unless what is returned is called before, which gives it back at once.
+
+    An owner may die at any moment, also while a thread has set the precision for one call: the claim then waits until
+    that is put back.
+    """
+    whole = weakref.finalize(owner, _abandon, claim)
+    whole.atexit = False
+
+    def now() -> None:
+        if whole.detach() is not None:
+            release(claim)
+
+    return now
+
+
+def _abandon(claim: MatmulState) -> None:
+    _abandoned.append(claim)
+    if not TURN.is_taken():
+        with TURN:
+            pass  # whoever gives the turn back releases what was abandoned
+
+
+def _release_abandoned() -> None:
+    while _abandoned:
+        _release(_abandoned.pop())
+
+
+def _release(claim: MatmulState) -> None:
+    alive = [found for reference in _claims if (found := reference()) is not None]
+    place = next(index for index, each in enumerate(alive) if each is claim)
+    later = next((each for each in alive[place + 1 :] if each.kind == claim.kind), None)
+    if later is None:
+        put_back(claim)
+    else:
+        later.stored.update(claim.stored)
+    _claims[:] = [weakref.ref(each) for each in alive if each is not claim]
 
 
 def _claim(state: MatmulState) -> MatmulState:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,10 +10,12 @@ from torch import nn
 
 from autoprec.ops import lookup
 from autoprec.runtime.cast_mode import CastMode
-from autoprec.runtime.forwards import original_forward
+from autoprec.runtime.edits import watching
+from autoprec.runtime.forwards import original_forward, with_constants
 from autoprec.runtime.leaves import leaf_forward
 from autoprec.runtime.outputs import cast_floats
 from autoprec.runtime.plans import CASTABLE, Action
+from autoprec.runtime.refusals import check_runs
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.site_mode import Frame
 
@@ -65,6 +67,10 @@ class OwnedMode(CastMode):
             RUNNING.mode, self.aside = self, False
 
 
+def _watched(mode: OwnedMode) -> AbstractContextManager[None]:
+    return nullcontext() if torch.compiler.is_dynamo_compiling() else watching(mode)
+
+
 @contextmanager
 def frame_of(owner: "Precision", module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
     """Make `module` own the sites of this block; the outermost frame of a thread switches casting on."""
@@ -78,7 +84,7 @@ def frame_of(owner: "Precision", module: str, counts: Mapping[str, int] | None =
     if outer is not None:
         outer.aside = True
     try:
-        with mode, mode.frame(module, counts) as frame:
+        with mode, _watched(mode), mode.frame(module, counts) as frame:
             yield frame
     finally:
         RUNNING.mode = outer
@@ -114,13 +120,21 @@ def forward_of(precision: "Precision", path: str, module: nn.Module) -> Callable
 
     def in_frame(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         mode = RUNNING.mode
-        if not agrees and not returns_fp32 and mode is not None and mode.owner is precision:  # the usual case, in short
-            mode.enter(path)
+        if mode is not None and mode.owner is precision:  # the usual case, in short
+            mode.enter("@path")
             try:
                 return original_forward(module)(*args, **kwargs)
             finally:
                 mode.leave()
-        with precision.frame(path):
+        with precision.frame("@path"):
+            if mode is None and not torch.compiler.is_dynamo_compiling():
+                check_runs(precision)
+            return original_forward(module)(*args, **kwargs)
+
+    def converting(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        with precision.frame("@path"):
+            if not torch.compiler.is_dynamo_compiling():
+                check_runs(precision)
             if agrees:  # nn.LSTM and its kin compare the input's dtype with the stored weights' before any op runs
                 args, kwargs = cast_floats((args, kwargs), next(module.parameters()).dtype)
             result = original_forward(module)(*args, **kwargs)
@@ -129,4 +143,5 @@ def forward_of(precision: "Precision", path: str, module: nn.Module) -> Callable
     def action_of(op: str) -> Action:
         return precision.action_of(path, op, 0) if lookup(op).is_site else None
 
-    return (leaf_forward(module, precision, action_of, in_frame) if path else None) or in_frame
+    general = with_constants(converting if agrees or returns_fp32 else in_frame, {"@path": path})
+    return (leaf_forward(module, path, precision, action_of, general) if path else None) or general

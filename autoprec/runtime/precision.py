@@ -16,10 +16,11 @@ from autoprec.runtime.actions import Actions
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.forwards import replace_forward, restore_forward
 from autoprec.runtime.loss_scale import BoundedGradScaler
-from autoprec.runtime.matmul_precision import MatmulState, claim_float32_matmul, release
+from autoprec.runtime.matmul_precision import claim_float32_matmul, release_with
 from autoprec.runtime.optimizer_state import check_state_format, with_state_of
 from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame, forward_of, frame_of
 from autoprec.runtime.plans import Action, ModulePlans
+from autoprec.runtime.refusals import refuse_symbolic_tracing
 from autoprec.runtime.site_mode import Frame
 from autoprec.runtime.step import Scheduler, StepOutcome, take_step, warn_collapsed
 from autoprec.runtime.storage import ParameterStorage
@@ -47,7 +48,7 @@ class Precision:
         self.scaler = BoundedGradScaler(device, policy.loss_scale, self._parameters)
         self._told_collapse = False
         self.storage = ParameterStorage(policy.parameters)
-        self._matmul_claim: MatmulState | None = None
+        self._release_matmul: Callable[[], object] = lambda: None
         self._wrapped: tuple[nn.Module, ...] = ()
         self._plans: dict[str, ModulePlans] = {}
         self.kept_casts = WeightCasts(self._parameters)
@@ -71,6 +72,9 @@ class Precision:
         twin = memo[id(self)] = Precision(self.model, self.policy, self.device)
         twin.model = copy.deepcopy(self.model, memo)
         twin.storage = self.storage.copied(twin.model, memo)
+        twin.scaler.load_state_dict(self.scaler.state_dict())
+        if self.is_installed:
+            twin._claim_matmul()
         return twin
 
     def __reduce__(self) -> Any:
@@ -137,11 +141,12 @@ class Precision:
     def install(self) -> None:
         """Do what the policy says to the model and to torch's matmul precision; `remove()` undoes it."""
         self.model.__dict__[APPLIED] = self
-        self._matmul_claim = claim_float32_matmul(self.device, self.policy.float32_matmul)
+        self._claim_matmul()
         if not self.casts:
             return
         self.storage.lower(self.model)
         keep_frames(checkpointed_in_frame)
+        refuse_symbolic_tracing()
         self.plans_of(LOSS_MODULE)
         for path, module in self.model.named_modules():
             self.plans_of(path)  # now, since torch.compile would have to trace it
@@ -157,8 +162,12 @@ class Precision:
         for module in (*self.model.modules(), *self._wrapped):  # some may have been exchanged since
             restore_forward(module)
         self.storage.restore()
-        if self._matmul_claim is not None:
-            release(self._matmul_claim)
+        self._release_matmul()
+
+    def _claim_matmul(self) -> None:
+        """Set the precision inside FP32 matmuls until this object is removed or, forgotten with its model, dies."""
+        claim = claim_float32_matmul(self.device, self.policy.float32_matmul)
+        self._release_matmul = release_with(self, claim)
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return `optimizer`, or its counterpart with state in the policy's format; call it before the first step.

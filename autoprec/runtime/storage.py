@@ -37,6 +37,17 @@ class ParameterStorage:
         """Return the names of the parameters stored low."""
         return tuple(self._parameters)
 
+    @property
+    def has_wide_gradients(self) -> bool:
+        """Return whether there are parameters stored low whose gradients are FP32."""
+        return bool(self._parameters) and self.settings.steps_in_fp32 and self.settings.gradients == "fp32"
+
+    @property
+    def is_flattened(self) -> bool:
+        """Return whether FSDP1 has taken the parameters stored low into flat ones."""
+        first = next(iter(self._parameters.values()), None)
+        return getattr(first, "_fsdp_flattened", False)
+
     def lower(self, model: nn.Module) -> None:
         """Store the parameters of `model` as the policy says.
 

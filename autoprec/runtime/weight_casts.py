@@ -20,7 +20,7 @@ CONVERSIONS: Mapping[torch.dtype, Callable[[torch.Tensor], torch.Tensor]] = Mapp
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: one is made for each large weight, each step, and that takes longer
 class _Kept:
     """A cast and what its weight looked like when it was made."""
 

@@ -4,12 +4,14 @@ from torch import nn
 
 from autoprec.errors import ApplyError
 
+_FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"
+
 # Wrappers that are modules and hold the model under a name of their own, which every path inside then begins with.
 # FSDP2 is none: `fully_shard` leaves the paths as they are.
 _WRAPPERS = {
     "torch.nn.parallel.distributed.DistributedDataParallel": "module",
     "torch.nn.parallel.data_parallel.DataParallel": "module",
-    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "module",
+    _FSDP1: "module",
     "torch.optim.swa_utils.AveragedModel": "module",
 }
 
@@ -22,16 +24,27 @@ def check_wrappers(model: nn.Module) -> None:
     _check_wrapped(model)
     for path, module in model.named_modules():
         _check_compiled(path, module)
+        if path and _FSDP1 in _names_of(module):
+            raise ApplyError(
+                f'apply: module "{path}" is wrapped in FullyShardedDataParallel, and paths inside it are not those the '
+                "policy names; apply the policy before the model is wrapped"
+            )
 
 
 def _check_wrapped(model: nn.Module) -> None:
-    for kind in type(model).__mro__:
-        inner = _WRAPPERS.get(f"{kind.__module__}.{kind.__qualname__}")
+    for name in _names_of(model):
+        inner = _WRAPPERS.get(name)
         if inner is not None:
             raise ApplyError(
-                f"apply: the model is wrapped in {kind.__name__}, whose modules have other paths than the policy "
-                f"names; apply the policy to model.{inner}; one that stores parameters low before the model is wrapped"
+                f"apply: the model is wrapped in {name.rpartition('.')[2]}, whose modules have other paths than the "
+                f"policy names; apply the policy to model.{inner}; one that stores parameters low before the model is "
+                "wrapped"
             )
+
+
+def _names_of(module: nn.Module) -> tuple[str, ...]:
+    """Return the full names of a module's classes; wrappers are told by name, since not every torch has each."""
+    return tuple(f"{kind.__module__}.{kind.__qualname__}" for kind in type(module).__mro__)
 
 
 def _check_compiled(path: str, module: nn.Module) -> None:

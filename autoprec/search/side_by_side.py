@@ -9,7 +9,7 @@ import torch
 from autoprec.errors import PolicyError
 from autoprec.graph.float8 import float8_faults
 from autoprec.measure import interleave, speedup
-from autoprec.policy import Policy, resolve
+from autoprec.policy import Policy, diff, resolve
 from autoprec.records.run import TrialRecord
 from autoprec.search.objective import Objective, Protocol, interval_of
 from autoprec.search.observer import Observer
@@ -24,10 +24,12 @@ def measure_side_by_side(
 ) -> tuple[TrialRecord, ...]:
     """Return a trial for each of `baselines`, of which `fp32` is the bar, and one for `policy`.
 
-    Fidelity and memory come from a run beside FP32; the times of those that are not far too slow, from the same rounds.
+    A policy that is one of the baselines is measured as that one alone. Fidelity and memory come from a run beside
+    FP32; the times of those that are not far too slow, from the same rounds.
     """
     given = policy.name if policy.name not in baselines else f"{policy.name}-file"
-    policies = {**baselines, given: policy}
+    same = next((name for name, each in baselines.items() if not diff(each, policy)), None)
+    policies = {**baselines, **({} if same else {given: policy})}
     records = []
     for number, (name, each) in enumerate(policies.items()):
         observer.trial_begins(name, number)
@@ -42,7 +44,11 @@ def measure_side_by_side(
         {r.name: policies[r.name] for r in records if r.state == "complete" and not r.emulated},
         observer,
     )
-    return tuple(_with_times(record, timed) for record in records)
+    trials = [_with_times(record, timed) for record in records]
+    if same:  # measured once, shown as both
+        twin = next(trial for trial in trials if trial.name == same)
+        trials.append(replace(twin, number=len(trials), kind="policy", name=given, reason=f"same policy as {same}"))
+    return tuple(trials)
 
 
 def check_fits(policy: Policy, subject: Subject, file: str | None = None, lines: Sequence[int] = ()) -> None:

@@ -6,6 +6,7 @@ would differ (a stale or corrupted weight cast, a hook of FSDP's that was cast, 
 
 import copy
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autoprec
 from autoprec.errors import ApplyError
-from autoprec.policy import LossScale, Policy, Rule
+from autoprec.policy import LossScale, Parameters, Policy, Rule
 from tests.two_ranks import TwoRanks
 
 pytestmark = [
@@ -225,6 +226,79 @@ def ddp_applied_late(rank: int) -> Any:
     ddp_steps(parallel, autoprec.apply(parallel.module, MIXED), 1, None)
     ddp_steps(alone, autoprec.apply(alone, MIXED), 1, None)
     return str(refusal.value), (state_of(model), state_of(alone))
+
+
+# FSDP1
+
+
+@pytest.mark.parametrize("keeps_parameters", [True, False])
+def test_fsdp1_is_the_unsharded_run(ranks: TwoRanks, *, keeps_parameters: bool) -> None:
+    for losses, alone, differ, late in ranks.run(fsdp1_training, keeps_parameters):
+        assert losses == alone
+        assert differ == []
+        assert 'module "blocks.0" is wrapped in FullyShardedDataParallel' in late
+        assert "apply the policy before the model is wrapped" in late
+
+
+@pytest.mark.parametrize("keeps_parameters", [True, False])
+def test_low_storage_under_fsdp1_is_refused(ranks: TwoRanks, *, keeps_parameters: bool) -> None:
+    message = ranks.run(fsdp1_stored_low, keeps_parameters)[0]
+    if keeps_parameters:
+        assert "FullyShardedDataParallel has flattened them since, without their masters; keep storage: fp32" in message
+    else:  # the model holds other parameters, which the optimizer's step meets
+        assert "is not the one that the policy stored low; it was exchanged since" in message
+
+
+def fsdp1(model: nn.Module, *, keeps_parameters: bool = True) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    warnings.simplefilter("ignore")  # that FSDP2 is to be used
+    return FullyShardedDataParallel(
+        model,
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=keeps_parameters,
+        device_id=torch.device("cpu"),
+    )
+
+
+def fsdp1_training(rank: int, keeps_parameters: bool) -> Any:
+    model = Net()
+    twin, late = copy.deepcopy(model), copy.deepcopy(model)
+    pairs = [(model, autoprec.apply(model, MIXED)), (twin, autoprec.apply(twin, MIXED))]
+    sharded = fsdp1(model, keeps_parameters=keeps_parameters)
+    losses: tuple[list[float], list[float]] = ([], [])
+    for (_, precision), called, seen in zip(pairs, (sharded, twin), losses, strict=True):
+        optimizer = torch.optim.SGD(called.parameters(), lr=0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = loss_of(called, precision, batch_of(step))
+            loss.backward()
+            optimizer.step()
+            seen.append(loss.item())
+    differ: list[str] = []
+    if keeps_parameters:  # else they have no names, and the losses tell
+        with type(sharded).summon_full_params(sharded):
+            differ = differing(dict(sharded.named_parameters()), dict(twin.named_parameters()))
+    with pytest.raises(ApplyError) as refusal:
+        autoprec.apply(fsdp1(late).module, MIXED)
+    return losses[0], losses[1], differ, str(refusal.value)
+
+
+def fsdp1_stored_low(rank: int, keeps_parameters: bool) -> str:
+    model = Net()
+    low = Policy(name="low", rules=MIXED.rules, parameters=Parameters(storage="bf16", master="fp32"))
+    autoprec.apply(model, low)
+    sharded = fsdp1(model, keeps_parameters=keeps_parameters)
+    optimizer = torch.optim.SGD(sharded.parameters(), lr=0.1)
+
+    def step() -> None:
+        sharded(batch_of(0)).square().mean().backward()
+        optimizer.step()
+
+    with pytest.raises(ApplyError) as refusal:
+        step()
+    return str(refusal.value)
 
 
 # FSDP2

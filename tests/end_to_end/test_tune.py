@@ -152,10 +152,11 @@ def start(folder: Path) -> "subprocess.Popen[str]":
     )
 
 
-def test_ctrl_c_writes_the_best_so_far_and_the_same_command_resumes(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_writes_the_best_so_far_and_the_same_command_resumes(folder: Path, number: signal.Signals) -> None:
     process = start(folder)
     wait_for_trials(folder, 5, process)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "the same command resumes" in errors

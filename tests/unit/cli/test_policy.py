@@ -242,6 +242,13 @@ def test_trace_exits_1_where_a_rule_is_not_honored(folder, capsys, monkeypatch):
     assert "dishonored: its arguments were not cast: they came in as fp32" in out
 
 
+def test_trace_names_the_line_of_a_rule_for_no_module(folder, capsys):
+    code, _, err = _run(capsys, "trace", "net.py", "--policy", "dead.yaml", "--device", "cpu")
+    assert code == 2
+    assert 'dead.yaml:4: rule "iner" of policy "' in err
+    assert 'matches no module of this Net; nearest modules: "inner"' in err
+
+
 def test_trace_of_no_file(folder, capsys):
     code, out, err = _run(capsys, "trace", "net.py", "--policy", "none.yaml", "--device", "cpu")
     assert (code, out) == (2, "")

@@ -19,6 +19,7 @@ from autoprec.report.text import render_run
 from autoprec.report.views import run_view
 from autoprec.runtime import matmul_precision
 from autoprec.runtime.device import describe
+from autoprec.search.objective import Objective
 from autoprec.search.observer import Observer
 from tests.unit.records.samples import RUN, trial
 
@@ -296,7 +297,7 @@ def write_policy(folder: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("  - {sites: '*:conv2d', format: bf16}\n", 'rule 1 "*:conv2d" matches no site'),
+        ("  - {sites: '*:conv2d', format: bf16}\n", 'policy.yaml:4: rule 1 "*:conv2d" matches no site'),
         ("  - {sites: '*:linear', format: fp8_e4m3}\n", "2:linear#0 cannot run in fp8_e4m3: (8, 16) by (4, 16): 4 not"),
         ("  - {sites: '*:linear', format: tf32}\n", 'policy "mine" uses tf32 inside FP32 matmuls, which changes'),
         ("  - {sites: '*:liner', format: bf16}\n", 'op "liner" is not in the catalog'),
@@ -339,3 +340,26 @@ def test_bench_measures_a_policy_that_has_the_name_of_a_baseline(
     assert main(["bench", "mlp.py", "--policy", "policy.yaml", "--device", "cpu", "--steps", "24", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["policy"]["name"] == "fp32-file"
     assert (folder / "runs/mlp/bench.json").exists()
+
+
+def test_bench_measures_a_policy_that_is_a_baseline_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+    measure = Objective.measure
+
+    def counting(self: Objective, asked: Any, *args: Any) -> Any:
+        measured.append(asked.name)
+        return measure(self, asked, *args)
+
+    monkeypatch.setattr(Objective, "measure", counting)
+    assert main(["bench", "mlp.py", "--policy", "fp32", "--device", "cpu", "--steps", "24", "--json"]) == 0
+    assert measured.count("fp32") == 1
+    assert len(measured) == len(set(measured))
+    assert "fp32-file" not in measured
+    found = json.loads(capsys.readouterr().out)
+    baseline = next(each for each in found["baselines"] if each["name"] == "fp32")
+    assert found["policy"]["reason"] == "same policy as fp32"
+    assert found["policy"]["step_s"] == baseline["step_s"]
+    trials = load_record(folder / "runs/mlp/bench.json").trials
+    assert [trial.number for trial in trials] == list(range(len(trials)))

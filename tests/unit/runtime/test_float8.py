@@ -152,6 +152,22 @@ def test_no_rows_give_no_rows_and_zero_gradients(scaling: Scaling) -> None:
     assert not layer.weight.grad.any()
 
 
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, x: torch.func.grad(lambda y: f(y).float().sum())(x),
+        lambda f, x: torch.func.vmap(lambda row: f(row[None]))(x),
+        lambda f, x: torch.func.jacrev(f)(x),
+    ],
+    ids=["grad", "vmap", "jacrev"],
+)
+def test_transforms_of_torch_func_are_refused(transform: Callable[[nn.Module, Tensor], Any]) -> None:
+    layer = nn.Linear(32, 16)
+    apply(layer, fp8())
+    with pytest.raises(ApplyError, match=r'site ":linear#0" runs in fp8_e4m3 inside a transform of torch.func'):
+        transform(layer, torch.randn(16, 32))
+
+
 def test_double_is_left_alone() -> None:
     layer = nn.Linear(32, 16).double()
     x = torch.randn(4, 32).double()

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from threading import Event
 
 import pytest
 import torch
@@ -211,6 +212,34 @@ def test_claims_are_given_back_in_any_order() -> None:
     matmul_precision.release(second)
     assert reported() == before
     assert not any(claim() in (first, second) for claim in matmul_precision._claims)
+
+
+def test_a_claim_is_given_back_when_its_owner_dies() -> None:
+    before = reported()
+    claims = len(matmul_precision._claims)  # other tests' models may still live
+    owner, other = Event(), Event()
+    matmul_precision.release_with(owner, matmul_precision._claim(matmul_precision._write("cpu", "bf16")))
+    now = matmul_precision.release_with(other, matmul_precision._claim(matmul_precision._write("cpu", "ieee")))
+    del owner
+    assert matmul_precision._reported("mkldnn", "matmul") == "ieee", "a later claim holds"
+    now()
+    assert reported() == before
+    now()
+    del other
+    assert reported() == before
+    assert len(matmul_precision._claims) <= claims
+
+
+def test_an_owner_that_dies_while_a_call_has_set_the_precision_waits_for_it() -> None:
+    before = reported()
+    owner = Event()
+    matmul_precision.release_with(owner, matmul_precision._claim(matmul_precision._write("cpu", "bf16")))
+    with matmul_precision.TURN:
+        found = matmul_precision.set_for_call("cpu", "tf32", ("matmul",))
+        del owner
+        assert matmul_precision._reported("mkldnn", "matmul") == "tf32"
+        matmul_precision.put_back(found)
+    assert reported() == before
 
 
 def test_a_claim_that_is_dropped_is_forgotten() -> None:

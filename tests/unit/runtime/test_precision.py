@@ -3,6 +3,7 @@
 import collections
 import copy
 import dataclasses
+import gc
 import inspect
 import os
 import pickle
@@ -15,12 +16,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from autoprec.errors import ApplyError, PolicyFileError
 from autoprec.policy import LossScale, Parameters, Policy, Rule, save_policy
-from autoprec.runtime import Precision, apply
+from autoprec.runtime import Precision, apply, matmul_precision
 
 
 def policy(*rules: tuple[str, str], **settings: Any) -> Policy:
@@ -650,9 +652,69 @@ def test_matmul_precision_is_claimed_and_released(monkeypatch: pytest.MonkeyPatc
 
     calls: list[Any] = []
     monkeypatch.setattr(module, "claim_float32_matmul", lambda kind, name: calls.append((kind, name)) or "claim")
-    monkeypatch.setattr(module, "release", calls.append)
+    monkeypatch.setattr(module, "release_with", lambda _, claim: lambda: calls.append(claim))
     apply(nn.Linear(4, 4), policy(("*", "fp32"), float32_matmul="bf16")).remove()
     assert calls == [("cpu", "bf16"), "claim"]
+
+
+def test_a_forgotten_model_gives_the_matmul_precision_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_precision, "_supported", lambda _: ("ieee", "bf16"))
+    found = matmul_precision.internal_precision("cpu", "matmul")
+    model = nn.Linear(4, 4)
+    apply(model, policy(("*", "fp32"), float32_matmul="bf16"))
+    assert matmul_precision.internal_precision("cpu", "matmul") == "bf16"
+    twin = copy.deepcopy(model)
+    del model
+    gc.collect()
+    assert matmul_precision.internal_precision("cpu", "matmul") == "bf16", "the copy runs the policy too"
+    del twin
+    gc.collect()
+    assert matmul_precision.internal_precision("cpu", "matmul") == found
+
+
+def test_a_deep_copy_of_a_precision_has_a_model_and_a_loss_scale_of_its_own() -> None:
+    model = Net()
+    precision = apply(model, policy(("*", "fp16"), loss_scale=LossScale(kind="dynamic", initial=2.0**10)))
+    precision.scaler.scale(torch.ones(1))
+    precision.scaler.update(new_scale=64.0)
+    twin = copy.deepcopy(precision)
+    assert twin.model is not model
+    assert twin.model.__dict__["_autoprec_precision"] is twin
+    assert twin.scaler.get_scale() == 64.0
+    twin.scaler.scale(torch.ones(1))
+    twin.scaler.update(new_scale=32.0)
+    assert precision.scaler.get_scale() == 64.0
+    precision.remove()
+    assert not precision.is_installed
+    assert twin.is_installed
+    assert not copy.deepcopy(precision).is_installed, "a removed one stays removed"
+    for save in (pickle.dumps, copy.copy):
+        with pytest.raises(ApplyError, match="a policy is installed, not saved"):
+            save(twin)
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.linear(x) @ self.linear.weight, dim=-1)
+
+
+def test_symbolic_tracing_is_refused() -> None:
+    model, x = nn.Sequential(Functional()), torch.ones(2, 4)
+    precision = apply(model, policy(("*", "bf16")))
+    with pytest.raises(ApplyError, match="symbolic_trace: the model runs a policy, and the traced code would lack"):
+        torch.fx.symbolic_trace(model)
+    with pytest.raises(ApplyError, match=r"trace with torch.export.export or make_fx"):
+        torch.fx.symbolic_trace(model[0])
+    holder = nn.Sequential(nn.Identity(), model)
+    with pytest.raises(ApplyError, match="module 1 runs a policy"):
+        torch.fx.symbolic_trace(holder)
+    assert torch.equal(make_fx(model)(x)(x), model(x))
+    precision.remove()
+    assert torch.equal(torch.fx.symbolic_trace(model)(x), model(x))
 
 
 def test_overloads_of_aten_ops_are_sites_like_any() -> None:

@@ -14,9 +14,8 @@ from torch.utils import swap_tensors
 from torch.utils.checkpoint import checkpoint
 
 from autoprec.policy import Policy, Rule
-from autoprec.runtime import apply
+from autoprec.runtime import apply, edits
 from autoprec.runtime import weight_casts as casts_of_weights
-from autoprec.runtime.edits import EDITS as EDITS_SEEN
 
 BF16 = Policy(name="test", rules=(Rule(sites="*", format="bf16"),))
 X = torch.linspace(-1, 1, 3 * 96).reshape(3, 96)
@@ -408,12 +407,38 @@ def test_weights_that_were_exchanged_are_given_free() -> None:
     assert gone() is None
 
 
-def test_batches_that_require_gradients_leave_no_trace() -> None:
-    model = model_of()
+def test_no_forward_leaves_a_trace() -> None:
+    class Failing(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert edits._running, "somebody is told of edits while the model runs"
+            raise ValueError("in the middle")
+
+    model = nn.Sequential(nn.Linear(4, 4), Failing(4, 4))
     apply(model, BF16)
-    model(X)
-    before = len(EDITS_SEEN)
-    batches = [X.clone().requires_grad_() for _ in range(20)]
-    for x in batches:
-        model(x)
-    assert len(EDITS_SEEN) == before
+    with pytest.raises(ValueError, match="in the middle"):
+        model(torch.ones(2, 4, requires_grad=True))
+    assert not edits._running
+
+
+def test_models_may_begin_while_another_thread_steps() -> None:
+    """A set of those who are told would change under the thread that tells them."""
+    model, other = model_of(), nn.Linear(2, 2)
+    apply(model, BF16)
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    failures: list[BaseException] = []
+    done = threading.Event()
+
+    def step() -> None:
+        try:
+            while not done.is_set():
+                optimizer.step()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    for _ in range(100):
+        model(X)
+    done.set()
+    thread.join()
+    assert not failures
