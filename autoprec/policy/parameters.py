@@ -23,9 +23,9 @@ class Parameters:
     gradients are accumulated in FP32, or in the storage format where `gradients` says `storage`, which
     DistributedDataParallel needs. With neither, gradients and optimizer state follow `storage`, and updates below half
     an ulp of a weight are lost.
-    `keep` holds anchored globs over parameter names that stay FP32; `batch_norm: fp32` keeps those of torch's batch norm
-    modules, whatever their names, and does nothing to a model without. `optimizer_state` is the format of the optimizer's
-    moments; fp32 leaves the optimizer as it is.
+    `keep` holds anchored globs over parameter names that stay FP32; `batch_norm: fp32` keeps those of torch's batch
+    norm modules, whatever their names, and does nothing to a model without. `optimizer_state` is the format of the
+    optimizer's moments; fp32 leaves the optimizer as it is.
 
     Raises: `PolicyError` if parameters cannot be stored so.
     """

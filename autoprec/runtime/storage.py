@@ -22,9 +22,9 @@ from autoprec.runtime.stored import STORED, Generators, StoredParameter
 class ParameterStorage:
     """The parameters of one model that a policy stores low.
 
-    Stored low are FP32 parameters that neither `keep` nor `batch_norm` keeps. With FP32 masters or stochastic rounding, optimizers step
-    on FP32 numbers, see `runtime.optimizer_step`; a frozen parameter has no master until it is stepped on, and
-    then starts from its stored value. A tied parameter is stored, and has a master, once.
+    Stored low are FP32 parameters that neither `keep` nor `batch_norm` keeps. With FP32 masters or stochastic rounding,
+    optimizers step on FP32 numbers, see `runtime.optimizer_step`; a frozen parameter has no master until it is stepped
+    on, and then starts from its stored value. A tied parameter is stored, and has a master, once.
     """
 
     def __init__(self, settings: Parameters) -> None:

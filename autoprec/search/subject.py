@@ -5,19 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoprec.analysis import Mark, inspect_recordings
-from autoprec.analysis.classes import numerics_classes
 from autoprec.capture import record, require_reproducible
 from autoprec.errors import SpaceError
 from autoprec.graph.layers import layers_of
 from autoprec.graph.opgraph import OpGraph
-from autoprec.graph.site import Site
 from autoprec.policy import MatmulPrecision
 from autoprec.runtime.device import DeviceInfo
 from autoprec.runtime.matmul_precision import supported
 from autoprec.search.baselines import baselines
 from autoprec.search.broken import check_first_loss
 from autoprec.search.choices import Dimension, dimensions
-from autoprec.search.layout import layout_of
+from autoprec.search.layout import layout_of, lowerable_sites
 from autoprec.search.space import STORAGES, Space, load_space, space_path
 from autoprec.search.trials import Catalog
 from autoprec.workload import LoadedWorkload
@@ -89,12 +87,4 @@ def catalog_of(
         baselines=baselines(device.kind, device.formats, precisions),
         layout=layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph)),
         device={"kind": device.kind, "name": device.name},
-    )
-
-
-def lowerable_sites(op_graph: OpGraph) -> frozenset[Site]:
-    """Return the sites that compute floating-point values and that a policy may cast."""
-    classed = numerics_classes(op_graph)
-    return frozenset(
-        node.site for node in op_graph.calls() if node.site is not None and node.is_castable and node.name in classed
     )
