@@ -22,5 +22,5 @@ def policy_or_preset(given: str | os.PathLike[str], device_kind: str) -> Policy:
         return preset(os.fspath(given), device_kind)
     raise PolicyFileError(
         f"{os.fspath(given)}: there is no such policy file, and no such preset for {device_kind}; "
-        f"presets: {', '.join(names)}"
+        f"presets: {', '.join(names)}; made for a workload: {', '.join(graph_preset_names())}"
     )

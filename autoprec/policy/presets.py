@@ -139,6 +139,7 @@ _ROWS = (
         leaves_out=(
             "a tensor that forward makes in FP32 promotes what it meets; here it is cast to fp16 at the site",
             "fp16 buffers: they stay FP32 and are cast where they are read",
+            "fp16 gradients: the parts of the gradient of a weight that is read twice are summed in FP32",
             "a batch norm without parameters keeps FP32 statistics",
         ),
         build=apex_o2,

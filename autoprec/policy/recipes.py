@@ -1,7 +1,5 @@
 """Recipes by which people train on the hardware they have: GPT-style on TPUs, ResNets on RTX cards, FP8 on H100."""
 
-from collections.abc import Sequence
-
 from autoprec.ops import CATALOG
 from autoprec.policy.policy import FLOAT8, Policy, Rule
 from autoprec.policy.torch_presets import GRAD_SCALER
@@ -69,7 +67,7 @@ def fp8_h100(device_kind: str) -> Policy:
     )
 
 
-def _kept_fp32(family: str, why: str) -> Sequence[Rule]:
+def _kept_fp32(family: str, why: str) -> tuple[Rule, ...]:
     """Return a rule for each op of the family that may be cast."""
     ops = [op for op in CATALOG.values() if op.family == family and op.is_site]
-    return [Rule(sites=f"*:{op.name}", format="fp32", why=f"{op.family}: {why}") for op in ops]
+    return tuple(Rule(sites=f"*:{op.name}", format="fp32", why=f"{op.family}: {why}") for op in ops)

@@ -37,8 +37,12 @@ class Subject:
     rows: tuple[Dimension, ...]
 
 
-def record_and_mark(loaded: LoadedWorkload, device: DeviceInfo, space_file: Path | None, seed: int) -> Subject:
+def record_and_mark(
+    loaded: LoadedWorkload, device: DeviceInfo, space_file: Path | None, seed: int, chosen: Sequence[str] = ()
+) -> Subject:
     """Return the subject of a run: one recorded step, its marks, and the space as far as the device allows.
+
+    `chosen` are the baselines; none: those that the space names.
 
     The recording and its model are gone afterwards: trials need the room.
 
@@ -46,7 +50,8 @@ def record_and_mark(loaded: LoadedWorkload, device: DeviceInfo, space_file: Path
     itself; `SpaceError` if the device runs no low format of the space.
     """
     precisions = supported(device.kind)
-    space = cut_to_device(load_space(space_file or space_path(device.kind)), device, precisions)
+    space = load_space(space_file or space_path(device.kind))
+    space = cut_to_device(replace(space, baselines=tuple(chosen) or space.baselines), device, precisions)
     recording = record(loaded.workload, device=device.kind, seed=seed)
     check_first_loss(recording)
     require_reproducible(recording, loaded.workload)
@@ -84,7 +89,7 @@ def catalog_of(
 ) -> Catalog:
     """Return what trials are made from."""
     return Catalog(
-        baselines=baselines(device.kind, device.formats, precisions),
+        baselines=baselines(device, precisions, op_graph, space.baselines),
         layout=layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph)),
         device={"kind": device.kind, "name": device.name},
     )

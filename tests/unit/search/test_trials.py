@@ -58,8 +58,8 @@ def test_baselines_then_plans_then_proposals(tmp_path: Path) -> None:
     assert [record.name for record in study.trials()][:4] == [
         "fp32",
         "autocast-bf16",
-        "graph-pass-bf16",
-        "graph-pass-and-norms-bf16",
+        "free-ops-bf16",
+        "free-ops-and-norms-bf16",
     ]
     kinds = [record.kind for record in study.trials() if record.state != "duplicate"]
     assert kinds == ["baseline", "baseline", "plan", "plan", "search"]
