@@ -127,6 +127,7 @@ _ROWS = (
         leaves_out=(
             "functions and methods of one name are one op: Apex does not patch Tensor.softmax or torch.sub",
             "local_response_norm and multilabel_soft_margin_loss are entered: the ops inside follow the lists",
+            "ops newer than its lists, such as scaled_dot_product_attention, run as given",
             "binary_cross_entropy is refused on fp16 by Apex, and runs as given here",
             "a loss scale for each of several losses",
         ),
@@ -178,7 +179,7 @@ _ROWS = (
         does="bf16 sites; norms, softmaxes and losses in FP32; FP32 parameters, which are the masters",
         leaves_out=(
             "bf16 passes inside FP32 matmuls, the default of a TPU: none is FP32 here",
-            "a norm that is written out in a module without norm in its name",
+            "a norm that is written out op by op: put a rule such as *norm* above",
             "the softmax inside a fused attention, which is the kernel's own",
             "the last projection in FP32, as T5X has it: put a rule for it above",
         ),

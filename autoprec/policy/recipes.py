@@ -16,12 +16,11 @@ def tpu_bf16(device_kind: str) -> Policy:
     google-research/t5x `t5x/losses.py`, `compute_weighted_cross_entropy`, and `float32_attention_logits` of `T5Config`;
     Shazeer et al. 2018, Mesh-TensorFlow, `VariableDType` (master, slice and activation types).
     """
-    norms = Rule(sites="*norm*", format="fp32", why="norms written out op by op, by the name of their module")
     kept = _kept_fp32("norm", "statistics in FP32") + _kept_fp32("softmax", "in FP32") + _kept_fp32("loss", "in FP32")
     return Policy(
         name="tpu-bf16",
         device={"kind": device_kind},
-        rules=(_LOSS_CODE, norms, *kept, Rule(sites="*", format="bf16", why="activations in bf16")),
+        rules=(_LOSS_CODE, *kept, Rule(sites="*", format="bf16", why="activations in bf16")),
     )
 
 

@@ -9,6 +9,7 @@ from autoprec.errors import PolicyError
 from autoprec.graph.site import Site
 from autoprec.ops import CATALOG
 from autoprec.policy import (
+    PRESETS,
     LossScale,
     Parameters,
     Policy,
@@ -17,6 +18,7 @@ from autoprec.policy import (
     load_policy,
     preset,
     preset_names,
+    resolve,
 )
 
 _BF16 = ("low-bf16", "bf16-master", "bf16-stochastic")
@@ -48,6 +50,21 @@ def test_every_preset_survives_its_file(kind: str, tmp_path: Path) -> None:
         path = tmp_path / "policy.yaml"
         path.write_text(dump_policy(preset(name, kind)), encoding="utf-8")
         assert load_policy(path) == preset(name, kind)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+def test_rules_may_be_idle_for_want_of_an_op_and_none_is_hidden_by_another(kind: str) -> None:
+    sites = [Site(module, op.name, 0) for module in ("m", "@loss") for op in CATALOG.values() if op.is_site]
+    for name in preset_names(kind):
+        assert resolve(preset(name, kind), sites).dead_rules == (), name
+
+
+def test_every_preset_says_what_it_is() -> None:
+    for name, row in PRESETS.items():
+        assert row.name == name
+        assert row.stands_for
+        assert row.does
+        assert set(row.kinds) <= {"cpu", "cuda", "mps"}
 
 
 def test_fp32_changes_nothing() -> None:
@@ -180,7 +197,3 @@ def test_recipes_keep_softmaxes_and_losses(name: str, low: str, norms: str) -> N
     assert policy.parameters == Parameters()
     assert policy.loss_scale.kind == ("dynamic" if low == "fp16" else "none")
     assert policy.outputs == "fp32"
-
-
-def test_tpu_bf16_keeps_norms_that_are_written_out() -> None:
-    assert _format(preset("tpu-bf16", "cpu"), "rsqrt", "layers.0.input_layernorm") == "fp32"
