@@ -45,7 +45,7 @@ def graph_pass(op_graph: OpGraph, low: str, device_kind: str) -> Policy:
 
 def graph_presets(op_graph: OpGraph, device_kind: str) -> Mapping[str, Policy]:
     """Return the presets that are made for a graph, by name."""
-    return {name: graph_pass(op_graph, name.removeprefix(_NAME), device_kind) for name in graph_preset_names()}
+    return {name: graph_pass(op_graph, low_of(name), device_kind) for name in graph_preset_names()}
 
 
 def policy_for(given: str | os.PathLike[str], device_kind: str, op_graph: OpGraph) -> Policy:
@@ -55,8 +55,13 @@ def policy_for(given: str | os.PathLike[str], device_kind: str, op_graph: OpGrap
     """
     name = os.fspath(given)
     if name in graph_preset_names() and not Path(given).exists():
-        return graph_pass(op_graph, name.removeprefix(_NAME), device_kind)
+        return graph_pass(op_graph, low_of(name), device_kind)
     return policy_or_preset(given, device_kind)
+
+
+def low_of(name: str) -> str:
+    """Return the low format of a preset that is made for a graph."""
+    return name.removeprefix(_NAME)
 
 
 def _painted(op_graph: OpGraph, layout: Layout, low: str) -> dict[Site, str]:

@@ -12,7 +12,7 @@ from autoprec.graph.opgraph import OpGraph
 from autoprec.policy import MatmulPrecision
 from autoprec.runtime.device import DeviceInfo
 from autoprec.runtime.matmul_precision import supported
-from autoprec.search.baselines import baselines
+from autoprec.search.baselines import baselines, check_chosen
 from autoprec.search.broken import check_first_loss
 from autoprec.search.choices import Dimension, dimensions
 from autoprec.search.layout import layout_of, lowerable_sites
@@ -47,11 +47,12 @@ def record_and_mark(
     The recording and its model are gone afterwards: trials need the room.
 
     Raises: `WorkloadError` if the loss is not finite, naming the op; `ReplayError` if the workload does not repeat
-    itself; `SpaceError` if the device runs no low format of the space.
+    itself; `SpaceError` if the device runs no low format of the space, or not a baseline that was chosen.
     """
     precisions = supported(device.kind)
     space = load_space(space_file or space_path(device.kind))
     space = cut_to_device(replace(space, baselines=tuple(chosen) or space.baselines), device, precisions)
+    check_chosen(space.baselines, device, precisions)
     recording = record(loaded.workload, device=device.kind, seed=seed)
     check_first_loss(recording)
     require_reproducible(recording, loaded.workload)
