@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.files import check_writable
-from autoprec.policy import policy_or_preset, rule_lines
+from autoprec.policy import graph_preset_names, policy_or_preset, rule_lines
 from autoprec.records import save_record
 from autoprec.records.run import RunRecord
 from autoprec.runtime.device import describe
 from autoprec.search.budget import Budget
 from autoprec.search.fp32 import train_fp32
+from autoprec.search.graph_pass import policy_for
 from autoprec.search.interrupt import terminated_as_interrupted, uninterrupted
 from autoprec.search.lock import run_lock
 from autoprec.search.observer import Observer
@@ -35,6 +36,7 @@ class TuneOptions:
     budget_s: float = 300.0
     trials: int | None = None
     space: Path | None = None
+    baselines: tuple[str, ...] = ()
     seed: int = 0
     storage: str | None = None
     study: str | None = None
@@ -48,6 +50,7 @@ class BenchOptions:
     workload: str
     policy: Path
     run_dir: Path | None = None
+    baselines: tuple[str, ...] = ()
     horizon: int = 60
     seed: int = 0
     device: str = "auto"
@@ -67,7 +70,7 @@ def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
     with watch, terminated_as_interrupted(), run_lock(places.run_dir):
         stored = stored_horizon(places.storage, places.study)  # a storage that cannot be used is told at once
         watch.stage("recording", budget_s=options.budget_s)
-        subject = record_and_mark(loaded, device, options.space, options.seed)
+        subject = record_and_mark(loaded, device, options.space, options.seed, options.baselines)
         watch.stage("fp32")
         objective, prover = train_fp32(subject, horizon=stored, budget_s=options.budget_s)
         study = resume_or_start(subject, objective, places, watch)
@@ -81,7 +84,8 @@ def bench(options: BenchOptions, observer: Observer | None = None) -> RunRecord:
     watch = observer or Observer()
     started = time.monotonic()
     device = describe(options.device)
-    policy = policy_or_preset(options.policy, str(device.kind))
+    if str(options.policy) not in graph_preset_names():
+        policy_or_preset(options.policy, str(device.kind))  # a file that is wrong is told before anything runs
     policy_file = str(options.policy) if options.policy.exists() else None
     lines = rule_lines(options.policy) if policy_file else ()
     loaded = load(options.workload)
@@ -89,7 +93,8 @@ def bench(options: BenchOptions, observer: Observer | None = None) -> RunRecord:
     check_writable(run_dir)
     with watch:
         watch.stage("recording")
-        subject = record_and_mark(loaded, device, None, options.seed)
+        subject = record_and_mark(loaded, device, None, options.seed, options.baselines)
+        policy = policy_for(options.policy, str(device.kind), subject.op_graph)
         check_fits(policy, subject, policy_file, lines)
         watch.stage("fp32")
         objective, _ = train_fp32(subject, horizon=options.horizon, budget_s=0.0)
@@ -111,4 +116,5 @@ def bench(options: BenchOptions, observer: Observer | None = None) -> RunRecord:
 
 def _plain(options: TuneOptions | BenchOptions) -> dict[str, Any]:
     """Return the options as a record holds them."""
-    return {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in asdict(options).items()}
+    return plain | {"baselines": list(options.baselines)}

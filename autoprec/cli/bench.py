@@ -16,6 +16,10 @@ def bench(
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder for bench.json; default: runs/ and the workload's name.")
     ] = None,
+    baselines: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Presets to measure beside it, as in fp32,apex-o1; or default, or all."),
+    ] = None,
     steps: Annotated[int, typer.Option(min=24, help="Steps that each policy trains.")] = 60,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and random numbers.")] = 0,
     device: Annotated[str, typer.Option(help="Device to train on: auto, cpu, cuda or mps.")] = "auto",
@@ -29,8 +33,17 @@ def bench(
     from autoprec.report.run_json import bench_json
     from autoprec.report.text import print_run
     from autoprec.report.views import run_view
+    from autoprec.search.baselines import names_in
 
-    options = BenchOptions(workload=workload, policy=policy, run_dir=run_dir, horizon=steps, seed=seed, device=device)
+    options = BenchOptions(
+        workload=workload,
+        policy=policy,
+        run_dir=run_dir,
+        baselines=names_in(baselines),
+        horizon=steps,
+        seed=seed,
+        device=device,
+    )
     with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
         record = run(options, RichObserver(console(stderr=True)))
     if as_json:

@@ -4,23 +4,27 @@ Torch is loaded only where a workload is given: its sites are what the rules are
 """
 
 import contextlib
-import json
-import math
 import sys
-from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autoprec.cli.policy_pages import (
+    about_preset,
+    check_plain,
+    diff_plain,
+    draw,
+    draw_diff,
+    print_json,
+    resolution_table,
+    table_of,
+)
+
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from autoprec.capture import Recording
-    from autoprec.policy import Policy, PolicyDiff, ResolvedPolicy
-
-_SCHEMA_VERSION = 1
+    from autoprec.policy import Policy, ResolvedPolicy
 
 
 class Target(StrEnum):
@@ -50,10 +54,10 @@ def check(file: File, workload: Workload = None, *, device: Device = "cpu", as_j
     Exit 0: fine; 1: a rule wins nowhere, or FP8 kernels do not take a shape; 2: the file is wrong.
     """
     device = _kind(device)
-    policy = _read(file, device)
+    policy = _read(file, device, workload)
     if workload is None:
         if as_json:
-            _print_json(_check_plain(policy, None, (), ()))
+            print_json(check_plain(policy, None, (), ()))
             return
         formats = ", ".join(dict.fromkeys(rule.format for rule in policy.rules))
         rules = f"{len(policy.rules)} rule{'s' * (len(policy.rules) != 1)}"
@@ -70,9 +74,9 @@ def check(file: File, workload: Workload = None, *, device: Device = "cpu", as_j
     emulated = info.emulates(policy)
     findings = [*_findings(file, resolved), *(f"{file}: {fault}" for fault in float8_faults(resolved, op_graph))]
     if as_json:
-        _print_json(_check_plain(policy, resolved, emulated, findings))
+        print_json(check_plain(policy, resolved, emulated, findings))
     else:
-        _draw(_resolution_table(resolved, with_dead=Path(file).exists()))
+        draw(resolution_table(resolved, with_dead=Path(file).exists()))
         for name in emulated:
             typer.echo(f"{name} is emulated on {info.name}: its fidelity can be measured, its speed cannot")
         for finding in findings:
@@ -82,14 +86,28 @@ def check(file: File, workload: Workload = None, *, device: Device = "cpu", as_j
 
 
 @app.command()
-def show(file: File, *, device: Device = "cpu", as_json: AsJson = False) -> None:
-    """Show a policy: its settings, and its rules in the order in which they are tried."""
-    from autoprec.policy import to_plain
+def show(
+    file: File,
+    workload: Annotated[
+        str | None, typer.Argument(help="Workload for whose graph a preset such as tf-graph-pass-bf16 is made.")
+    ] = None,
+    *,
+    out: Annotated[Path | None, typer.Option(help="Policy file to write it to as well.")] = None,
+    device: Device = "cpu",
+    as_json: AsJson = False,
+) -> None:
+    """Show a policy: its settings, and its rules in the order in which they are tried.
 
-    policy = _read(file, _kind(device))
+    Of a preset also the system it stands for, and what of that no policy can say.
+    """
+    from autoprec.policy import save_policy, to_plain
+
+    policy = _read(file, _kind(device), workload)
     plain = to_plain(policy)
+    if out is not None:
+        save_policy(policy, out)
     if as_json:
-        _print_json(plain)
+        print_json(plain)
         return
     from autoprec.policy.yaml_text import flow
 
@@ -97,9 +115,11 @@ def show(file: File, *, device: Device = "cpu", as_json: AsJson = False) -> None
         if key not in ("rules", "evidence"):
             typer.echo(f"{key:<15} {flow(value)}")
     rows = [(str(number), rule.sites, rule.format, rule.why) for number, rule in enumerate(policy.rules, start=1)]
-    _draw(_table("Rules, first match wins", ("#", "sites", "format", "why"), rows))
+    draw(table_of("Rules, first match wins", ("#", "sites", "format", "why"), rows))
     for key, value in plain["evidence"].items():
         typer.echo(f"{key:<15} {flow(value)}")
+    for line in about_preset(file):
+        typer.echo(line)
 
 
 @app.command()
@@ -111,12 +131,12 @@ def diff(a: File, b: File, workload: Workload = None, *, device: Device = "cpu",
     from autoprec.policy import diff as diff_policies
 
     device = _kind(device)
-    policy_a, policy_b = _read(a, device), _read(b, device)
+    policy_a, policy_b = _read(a, device, workload), _read(b, device, workload)
     found = diff_policies(policy_a, policy_b, () if workload is None else _recording(workload, device).op_graph.sites())
     if as_json:
-        _print_json(_diff_plain(policy_a, policy_b, found))
+        print_json(diff_plain(policy_a, policy_b, found))
     else:
-        _draw_diff(a, b, found, with_sites=workload is not None)
+        draw_diff(a, b, found, with_sites=workload is not None)
     if found:
         raise typer.Exit(1)
 
@@ -139,12 +159,12 @@ def trace(
     from autoprec.workload import load
 
     device = _kind(device)
-    rules = _read(policy, device)
+    rules = _read(policy, device, workload)
     describe(device).require(rules)
     with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
         found = trace_policy(load(workload).workload, policy, device=device, seed=seed)
     if as_json:
-        _print_json(found.to_plain())
+        print_json(found.to_plain())
     else:
         typer.echo(str(found))
     if found.dishonored:
@@ -171,7 +191,7 @@ def export(
     from autoprec.runtime.export_module import Origin, float8_module, fsdp2_module
 
     device = _kind(device)
-    policy = _read(file, device)
+    policy = _read(file, device, workload)
     recording = _recording(workload, device)
     findings = _findings(file, resolve(policy, recording.op_graph.sites()))
     for finding in findings:
@@ -202,11 +222,15 @@ def _kind(device: str) -> str:
     return str(describe(device).kind)
 
 
-def _read(file: str, device: str) -> "Policy":
-    """Return the policy in a file, or the preset of that name; a file wins."""
-    from autoprec.policy import policy_or_preset
+def _read(file: str, device: str, workload: str | None) -> "Policy":
+    """Return the policy in a file, or the preset of that name, made for the workload if it needs one; a file wins."""
+    from autoprec.policy import graph_preset_names, policy_or_preset
 
-    return policy_or_preset(file, device)
+    if workload is None or file not in graph_preset_names() or Path(file).exists():
+        return policy_or_preset(file, device)
+    from autoprec.search.graph_pass import policy_for
+
+    return policy_for(file, device, _recording(workload, device).op_graph)
 
 
 def _recording(workload: str, device: str) -> "Recording":
@@ -225,100 +249,3 @@ def _findings(file: str, resolved: "ResolvedPolicy") -> list[str]:
 
     lines = rule_lines(file)
     return [f"{file}:{lines[index]}: {resolved.explain_dead(index)}" for index in resolved.dead_rules]
-
-
-def _resolution_table(resolved: "ResolvedPolicy", *, with_dead: bool) -> "Table":
-    rows = [
-        (str(index + 1), rule.sites, rule.format, str(len(sites)), str(sites[0]) if sites else "")
-        for index, (rule, sites) in enumerate(zip(resolved.policy.rules, resolved.sites_of_rule, strict=True))
-        if sites or with_dead
-    ]
-    title = f"{len(resolved.winners)} sites"
-    return _table(title, ("#", "sites", "format", "wins", "for example"), rows)
-
-
-def _draw_diff(a: str, b: str, found: "PolicyDiff", *, with_sites: bool) -> None:
-    if not found:
-        typer.echo(f"{a} and {b} do the same")
-    from autoprec.policy.yaml_text import flow
-
-    for setting in found.settings:
-        typer.echo(f"{setting.name}: {flow(setting.a)} -> {flow(setting.b)}")
-    for change in found.rules:
-        sign = {"a": "-", "b": "+"}[change.side]
-        typer.echo(f"{sign} rule {change.index + 1}: {change.rule.sites} {change.rule.format}")
-    if with_sites:
-        rows = [(str(item.site), item.a.format, item.b.format, item.a.sites, item.b.sites) for item in found.sites]
-        columns = ("site", "format a", "format b", "rule a", "rule b")
-        _draw(_table(f"{len(rows)} sites run in another format", columns, rows))
-
-
-def _check_plain(
-    policy: "Policy", resolved: "ResolvedPolicy | None", emulated: "Sequence[str]", findings: "Sequence[str]"
-) -> dict[str, Any]:
-    """Return what a check found; the rules have no `num_sites` where no workload is given."""
-    wins = [None] * len(policy.rules) if resolved is None else [len(sites) for sites in resolved.sites_of_rule]
-    return {
-        "schema_version": _SCHEMA_VERSION,
-        "policy": policy.name,
-        "num_sites": None if resolved is None else len(resolved.winners),
-        "rules": [
-            {"sites": rule.sites, "format": rule.format, "num_sites": num}
-            for rule, num in zip(policy.rules, wins, strict=True)
-        ],
-        "emulated": list(emulated),
-        "findings": list(findings),
-    }
-
-
-def _diff_plain(a: "Policy", b: "Policy", found: "PolicyDiff") -> dict[str, Any]:
-    return {
-        "schema_version": _SCHEMA_VERSION,
-        "a": a.name,
-        "b": b.name,
-        "equal": not found,
-        "settings": [{"name": item.name, "a": item.a, "b": item.b} for item in found.settings],
-        "rules": [
-            {"side": item.side, "index": item.index, "sites": item.rule.sites, "format": item.rule.format}
-            for item in found.rules
-        ],
-        "sites": [
-            {
-                "site": str(item.site),
-                "a": {"format": item.a.format, "rule": item.a.sites},
-                "b": {"format": item.b.format, "rule": item.b.sites},
-            }
-            for item in found.sites
-        ],
-    }
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(_json_safe(value), indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _json_safe(value: Any) -> Any:
-    """Return `value` with text (`nan`, `inf`) for the numbers that JSON lacks."""
-    if isinstance(value, Mapping):
-        return {key: _json_safe(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_json_safe(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _table(title: str, columns: tuple[str, ...], rows: "Sequence[tuple[str, ...]]") -> "Table":
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    return table
-
-
-def _draw(table: "Table") -> None:
-    from autoprec.report.console import console
-
-    console().print(table)

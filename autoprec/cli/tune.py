@@ -23,6 +23,10 @@ def tune(
         int | None, typer.Option(min=0, help="Stop the search after this many trials besides the baselines.")
     ] = None,
     space: Annotated[Path | None, typer.Option(help="Search space; default: the one for the device.")] = None,
+    baselines: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Presets to beat, as in fp32,apex-o1; or default, or all."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, random numbers and search.")] = 0,
     storage: Annotated[
         str | None, typer.Option(metavar="URL", help="Optuna storage; default: SQLite in the run folder.")
@@ -43,6 +47,7 @@ def tune(
     from autoprec.report.run_json import result_json
     from autoprec.report.text import print_run
     from autoprec.report.views import run_view
+    from autoprec.search.baselines import names_in
     from autoprec.search.duration import parse_duration
 
     options = TuneOptions(
@@ -52,6 +57,7 @@ def tune(
         budget_s=parse_duration(budget),
         trials=trials,
         space=space,
+        baselines=names_in(baselines),
         seed=seed,
         storage=storage,
         study=study,

@@ -7,7 +7,7 @@
 from autoprec.policy.diff import PolicyDiff, RuleDifference, SettingDifference, SiteDifference, diff
 from autoprec.policy.file import SCHEMA, dump_policy, load_policy, rule_lines, save_policy, to_plain
 from autoprec.policy.given import policy_or_preset
-from autoprec.policy.parameters import Gradients, Master, OptimizerState, Parameters, Rounding, Storage
+from autoprec.policy.parameters import BatchNorm, Gradients, Master, OptimizerState, Parameters, Rounding, Storage
 from autoprec.policy.pattern import SitePattern, anchored, pattern_of
 from autoprec.policy.policy import (
     AS_GIVEN,
@@ -24,16 +24,18 @@ from autoprec.policy.policy import (
     Rule,
     Scaling,
 )
-from autoprec.policy.presets import preset, preset_names
+from autoprec.policy.presets import PRESETS, Preset, graph_preset_names, preset, preset_names
 from autoprec.policy.resolve import ResolvedPolicy, hint_of_op, nearest_patterns, resolve
 
 __all__ = [
     "AS_GIVEN",
     "FLOAT8",
     "INSIDE_FP32",
+    "PRESETS",
     "PROMOTE",
     "RULE_FORMATS",
     "SCHEMA",
+    "BatchNorm",
     "Float8",
     "Gradients",
     "LossScale",
@@ -45,6 +47,7 @@ __all__ = [
     "Parameters",
     "Policy",
     "PolicyDiff",
+    "Preset",
     "ResolvedPolicy",
     "Rounding",
     "Rule",
@@ -57,6 +60,7 @@ __all__ = [
     "anchored",
     "diff",
     "dump_policy",
+    "graph_preset_names",
     "hint_of_op",
     "load_policy",
     "nearest_patterns",

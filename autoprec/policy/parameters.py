@@ -10,6 +10,7 @@ Storage: TypeAlias = Literal["fp32", "bf16", "fp16"]
 Master: TypeAlias = Literal["none", "fp32"]
 Rounding: TypeAlias = Literal["nearest", "stochastic"]
 Gradients: TypeAlias = Literal["fp32", "storage"]
+BatchNorm: TypeAlias = Literal["storage", "fp32"]
 OptimizerState: TypeAlias = Literal["fp32", "bf16", "8bit"]
 
 
@@ -22,8 +23,9 @@ class Parameters:
     gradients are accumulated in FP32, or in the storage format where `gradients` says `storage`, which
     DistributedDataParallel needs. With neither, gradients and optimizer state follow `storage`, and updates below half
     an ulp of a weight are lost.
-    `keep` holds anchored globs over parameter names that stay FP32. `optimizer_state` is the format of the optimizer's
-    moments; fp32 leaves the optimizer as it is.
+    `keep` holds anchored globs over parameter names that stay FP32; `batch_norm: fp32` keeps those of torch's batch
+    norm modules, whatever their names, and does nothing to a model without. `optimizer_state` is the format of the
+    optimizer's moments; fp32 leaves the optimizer as it is.
 
     Raises: `PolicyError` if parameters cannot be stored so.
     """
@@ -33,6 +35,7 @@ class Parameters:
     rounding: Rounding = "nearest"
     gradients: Gradients = "fp32"
     keep: tuple[str, ...] = ()
+    batch_norm: BatchNorm = "storage"
     optimizer_state: OptimizerState = "fp32"
 
     def __post_init__(self) -> None:
@@ -42,6 +45,7 @@ class Parameters:
             "master": Master,
             "rounding": Rounding,
             "gradients": Gradients,
+            "batch_norm": BatchNorm,
             "optimizer_state": OptimizerState,
         }
         for name, allowed in choices.items():
@@ -77,6 +81,11 @@ def _check_together(parameters: Parameters) -> None:
     if p.storage == "fp32" and p.keep:
         _refuse(
             "keep beside storage: fp32, which keeps all", "write storage: bf16 (or fp16) with it, or leave keep out"
+        )
+    if p.storage == "fp32" and p.batch_norm == "fp32":
+        _refuse(
+            "batch_norm: fp32 beside storage: fp32, which keeps all",
+            "write storage: bf16 (or fp16) with it, or leave batch_norm out",
         )
     if p.rounding == "stochastic" and p.storage != "bf16":
         _refuse(f"rounding: stochastic beside storage: {p.storage}", "write storage: bf16, or leave rounding out")

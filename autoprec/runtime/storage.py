@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from autoprec.errors import ApplyError
 from autoprec.policy import Parameters, anchored
@@ -21,9 +22,9 @@ from autoprec.runtime.stored import STORED, Generators, StoredParameter
 class ParameterStorage:
     """The parameters of one model that a policy stores low.
 
-    Stored low are FP32 parameters that `keep` does not name. With FP32 masters or stochastic rounding, optimizers step
-    on FP32 numbers, see `runtime.optimizer_step`; a frozen parameter has no master until it is stepped on, and
-    then starts from its stored value. A tied parameter is stored, and has a master, once.
+    Stored low are FP32 parameters that neither `keep` nor `batch_norm` keeps. With FP32 masters or stochastic rounding,
+    optimizers step on FP32 numbers, see `runtime.optimizer_step`; a frozen parameter has no master until it is stepped
+    on, and then starts from its stored value. A tied parameter is stored, and has a master, once.
     """
 
     def __init__(self, settings: Parameters) -> None:
@@ -58,6 +59,8 @@ class ParameterStorage:
             return
         self._model = weakref.ref(model)
         kept = _kept(model, self.settings.keep)
+        if self.settings.batch_norm == "fp32":
+            kept |= _of_batch_norms(model)
         _check_free(model)
         dtype = torch_dtype(self.settings.storage)
         for name, parameter in model.named_parameters():
@@ -180,6 +183,12 @@ def _kept(model: nn.Module, globs: Iterable[str]) -> set[nn.Parameter]:
             )
         kept |= found
     return kept
+
+
+def _of_batch_norms(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters that torch's batch norm modules own."""
+    norms = (module for module in model.modules() if isinstance(module, _BatchNorm))
+    return {parameter for norm in norms for parameter in norm.parameters(recurse=False)}
 
 
 def _check_free(model: nn.Module) -> None:

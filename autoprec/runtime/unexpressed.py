@@ -27,6 +27,8 @@ def settings_unexpressed(policy: Policy) -> Iterator[str]:
         yield f"parameters.storage: {stored.storage}: convert the model by hand first"
     if stored.keep:
         yield f"parameters.keep: {', '.join(stored.keep)}: leave these in FP32 when you convert the model"
+    if stored.batch_norm != "storage":
+        yield f"parameters.batch_norm: {stored.batch_norm}: leave batch norms in FP32 when you convert the model"
     if stored.master != "none":
         yield f"parameters.master: {stored.master}: step on FP32 copies of the parameters by hand"
     if stored.rounding != "nearest":

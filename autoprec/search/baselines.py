@@ -1,19 +1,74 @@
 """Baselines: the policies nobody searched for that a device can run."""
 
-from collections.abc import Collection, Mapping
+import difflib
+from collections.abc import Collection, Mapping, Sequence
 
+from autoprec.errors import SpaceError
+from autoprec.graph.opgraph import OpGraph
 from autoprec.numerics import format_named
-from autoprec.policy import Policy, preset, preset_names
+from autoprec.policy import PRESETS, Policy, graph_preset_names, preset
+from autoprec.runtime.device import DeviceInfo
+from autoprec.search.graph_pass import low_of, policy_for
+from autoprec.search.space import BASELINE_GROUPS
 
 
-def baselines(device_kind: str, formats: Collection[str], matmul_precisions: Collection[str]) -> Mapping[str, Policy]:
-    """Return the presets whose formats and FP32 matmul precision the device has, from the simplest on."""
-    policies = {name: preset(name, device_kind) for name in preset_names(device_kind)}
-    return {
-        name: policy
-        for name, policy in policies.items()
-        if used_formats(policy) <= set(formats) and set(policy.matmul_precisions) <= set(matmul_precisions)
-    }
+def baselines(
+    device: DeviceInfo,
+    matmul_precisions: Collection[str],
+    op_graph: OpGraph,
+    chosen: Sequence[str] = ("default",),
+) -> Mapping[str, Policy]:
+    """Return the chosen presets for a device and a graph, in the order of the presets; fp32 is always among them.
+
+    `chosen` are names of presets, `default` and `all`. `default` are those that the device runs, and of the systems
+    people know those that it has native units for; `all` are all that it runs. Neither has one that it emulates.
+
+    Raises: `SpaceError` for a name that is no preset for the device, or one that the device cannot run or emulates.
+    """
+    check_chosen(chosen, device, matmul_precisions)
+    rows = {name: row for name, row in PRESETS.items() if device.kind in row.kinds}
+    policies = {name: policy_for(name, device.kind, op_graph) for name in rows}
+    runs = {name for name in rows if not _lacking(name, device, matmul_precisions)}
+    native = {name for name in runs if _formats(name, device.kind) <= set(device.native_formats)}
+    groups = {"default": {name for name in runs if rows[name].baseline == "runs"} | native, "all": runs}
+    wanted = {"fp32"}.union(*(groups.get(name, {name}) for name in chosen))
+    return {name: policy for name, policy in policies.items() if name in wanted}
+
+
+def check_chosen(chosen: Sequence[str], device: DeviceInfo, matmul_precisions: Collection[str]) -> None:
+    """Return if all chosen baselines are presets that the device runs; no graph is needed to tell.
+
+    Raises: `SpaceError` as `baselines` does.
+    """
+    names = [name for name, row in PRESETS.items() if device.kind in row.kinds]
+    for name in (name for name in chosen if name not in BASELINE_GROUPS):
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f'; nearest: "{near[0]}"' if near else ""
+            allowed = ", ".join((*BASELINE_GROUPS, *names))
+            raise SpaceError(f'baseline "{name}" is not a preset for {device.kind}; allowed: {allowed}{hint}')
+        lacking = _lacking(name, device, matmul_precisions)
+        if lacking:
+            raise SpaceError(
+                f'baseline "{name}" uses {", ".join(lacking)}, which {device.name} does not run, or only emulates, so '
+                "its speed cannot be measured; leave it out"
+            )
+
+
+def names_in(text: str | None) -> tuple[str, ...]:
+    """Return the names in a text that has commas between them."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
+def _lacking(name: str, device: DeviceInfo, matmul_precisions: Collection[str]) -> list[str]:
+    """Return the formats, and the precisions inside FP32 matmuls, that the device does not have for a preset."""
+    inside = () if name in graph_preset_names() else preset(name, device.kind).matmul_precisions
+    missing = [precision for precision in inside if precision not in matmul_precisions]
+    return [*sorted(_formats(name, device.kind) - set(device.formats)), *missing]
+
+
+def _formats(name: str, device_kind: str) -> set[str]:
+    return {"fp32", low_of(name)} if name in graph_preset_names() else used_formats(preset(name, device_kind))
 
 
 def used_formats(policy: Policy) -> set[str]:

@@ -2,11 +2,11 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, cast
 
 from autoprec.graph.site import Site
-from autoprec.policy import LossScale, MatmulPrecision, Policy, Rule
+from autoprec.policy import Float8, LossScale, MatmulPrecision, Parameters, Policy, Rule
 from autoprec.search.layout import Layout, family_of
 from autoprec.search.rules import rules_of
 from autoprec.search.space import STORAGES, Space
@@ -75,18 +75,9 @@ def defaults(rows: Sequence[Dimension], low: str) -> dict[str, Value]:
 
 def policy_of(choice: Choice, layout: Layout, *, name: str, device: Mapping[str, str]) -> Policy:
     """Return the policy that `choice` stands for, in the fewest readable rules, each of which wins somewhere."""
-    low = str(choice["low"])
     targets, why = targets_of(choice, layout)
-    rules = rules_of(targets, layout, low, why) if targets else (Rule(sites="*", format=FP32),)
-    is_scaled = low == "fp16" and any(target == low for target in targets.values())
-    return Policy(
-        name=name,
-        rules=rules,
-        device=dict(device),
-        parameters=STORAGES[_storage(choice)],
-        float32_matmul=cast("MatmulPrecision", choice["float32_matmul"]),
-        loss_scale=_loss_scale(choice) if is_scaled else LossScale(),
-    )
+    rules = rules_of(targets, layout, str(choice["low"]), why) if targets else (Rule(sites="*", format=FP32),)
+    return replace(_settings(choice, targets), name=name, rules=rules, device=dict(device))
 
 
 def targets_of(choice: Choice, layout: Layout) -> tuple[dict[Site, str], dict[Site, str]]:
@@ -103,13 +94,36 @@ def targets_of(choice: Choice, layout: Layout) -> tuple[dict[Site, str], dict[Si
 
 def choice_key(choice: Choice, layout: Layout) -> str:
     """Return a text that two choices share exactly if they run every site and setting alike."""
-    low = str(choice["low"])
     targets, _ = targets_of(choice, layout)
-    lowered = [str(site) for site, target in targets.items() if target == low]
-    scale = [str(choice[name]) for name in sorted(choice) if name.startswith("loss_scale.")] if lowered else []
-    storage = [] if _storage(choice) == FP32 else [_storage(choice)]
-    shown = [low if lowered else FP32, str(choice["float32_matmul"]), *scale, *storage]
-    return "|".join([*shown, hashlib.sha256("|".join(lowered).encode()).hexdigest()[:16]] if lowered else shown)
+    return run_key(_settings(choice, targets), targets)
+
+
+def run_key(settings: Policy, formats: Mapping[Site, str]) -> str:
+    """Return a text that two policies share exactly if they run every site of `formats` and every setting alike.
+
+    The rules of `settings` do not count: `formats` says what they come to.
+    """
+    lowered = [f"{site}={fmt}" for site, fmt in formats.items() if fmt != FP32]
+    names = "+".join(sorted({fmt for fmt in formats.values() if fmt != FP32})) or FP32
+    beside = (settings.parameters, settings.loss_scale, settings.float8)
+    is_plain = not lowered and beside == (Parameters(), LossScale(), Float8())
+    if is_plain:
+        return f"{names}|{settings.float32_matmul}"
+    digest = hashlib.sha256(repr((beside, settings.outputs, lowered)).encode()).hexdigest()[:16]
+    return f"{names}|{settings.float32_matmul}|{digest}"
+
+
+def _settings(choice: Choice, targets: Mapping[Site, str]) -> Policy:
+    """Return a policy with all that `choice` says beside the rules, which are left to be filled in."""
+    low = str(choice["low"])
+    is_scaled = low == "fp16" and low in targets.values()
+    return Policy(
+        name="",
+        rules=(Rule(sites="*", format=FP32),),
+        parameters=STORAGES[_storage(choice)],
+        float32_matmul=cast("MatmulPrecision", choice["float32_matmul"]),
+        loss_scale=_loss_scale(choice) if is_scaled else LossScale(),
+    )
 
 
 def _kept(site: Site, choice: Choice, layout: Layout, low: str) -> str | None:

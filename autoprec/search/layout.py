@@ -5,7 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoprec.analysis import VERDICTS, Mark, ReasonCode
+from autoprec.analysis.classes import numerics_classes
 from autoprec.graph.layers import Layer
+from autoprec.graph.opgraph import OpGraph
 from autoprec.graph.site import Site
 from autoprec.ops import lookup
 from autoprec.policy import SitePattern, pattern_of
@@ -75,6 +77,14 @@ def layout_of(
         searched=frozenset(site for site in layer_key if any(glob.matches(site) for glob in globs)),
         origin=_origins(strongest.values()),
         groups=_groups(own, tuple(layer_key)),
+    )
+
+
+def lowerable_sites(op_graph: OpGraph) -> frozenset[Site]:
+    """Return the sites that compute floating-point values and that a policy may cast."""
+    classed = numerics_classes(op_graph)
+    return frozenset(
+        node.site for node in op_graph.calls() if node.site is not None and node.is_castable and node.name in classed
     )
 
 

@@ -10,13 +10,14 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from autoprec.errors import PolicyError, PolicyFileError, SpaceError
-from autoprec.policy import MatmulPrecision, Parameters, SitePattern
+from autoprec.policy import PRESETS, MatmulPrecision, Parameters, SitePattern
 from autoprec.policy.yaml_nodes import Entry, compose
 
 Grouping: TypeAlias = Literal["pattern", "module"]
 
 SCHEMA_VERSION = 1
 LOW_FORMATS = ("bf16", "fp16")
+BASELINE_GROUPS = ("default", "all")
 # How parameters may be stored; plain bf16, which loses updates, is a baseline and no choice.
 STORAGES: Mapping[str, Parameters] = MappingProxyType(
     {
@@ -36,6 +37,7 @@ class Space:
 
     `prefer` are the sites, as globs, that default to FP32 and may be lowered all the same. `slow_limit` is in FP32
     steps, `margin` is the fraction of the horizon that a faithful run may lose, `horizon` 0 means: from the budget.
+    `baselines` are names of presets, or `default` or `all`, see `autoprec.search.baselines`.
     """
 
     low: tuple[str, ...] = LOW_FORMATS
@@ -48,6 +50,7 @@ class Space:
     slow_limit: float = 5.0
     horizon: int = 0
     margin: float = 0.01
+    baselines: tuple[str, ...] = ("default",)
 
     def fingerprint(self) -> str:
         """Return a hash of all choices: equal for equal spaces, whatever file they came from."""
@@ -162,6 +165,11 @@ _KEYS: Mapping[str, _Key] = MappingProxyType(
         ),
         "storage": _Key(
             field="storage", allowed=f"a list of {', '.join(STORAGES)}", check=_list_of(_one_of(*STORAGES))
+        ),
+        "baselines": _Key(
+            field="baselines",
+            allowed=f"a list of {', '.join((*BASELINE_GROUPS, *PRESETS))}",
+            check=_list_of(_one_of(*BASELINE_GROUPS, *PRESETS)),
         ),
         "slow_limit": _Key(field="slow_limit", allowed="numbers above 1", check=_number(float, above=1)),
         "horizon": _Key(field="horizon", allowed="auto, or whole numbers from 8", check=_horizon),

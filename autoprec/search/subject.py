@@ -5,19 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoprec.analysis import Mark, inspect_recordings
-from autoprec.analysis.classes import numerics_classes
 from autoprec.capture import record, require_reproducible
 from autoprec.errors import SpaceError
 from autoprec.graph.layers import layers_of
 from autoprec.graph.opgraph import OpGraph
-from autoprec.graph.site import Site
 from autoprec.policy import MatmulPrecision
 from autoprec.runtime.device import DeviceInfo
 from autoprec.runtime.matmul_precision import supported
-from autoprec.search.baselines import baselines
+from autoprec.search.baselines import baselines, check_chosen
 from autoprec.search.broken import check_first_loss
 from autoprec.search.choices import Dimension, dimensions
-from autoprec.search.layout import layout_of
+from autoprec.search.layout import layout_of, lowerable_sites
 from autoprec.search.space import STORAGES, Space, load_space, space_path
 from autoprec.search.trials import Catalog
 from autoprec.workload import LoadedWorkload
@@ -39,16 +37,22 @@ class Subject:
     rows: tuple[Dimension, ...]
 
 
-def record_and_mark(loaded: LoadedWorkload, device: DeviceInfo, space_file: Path | None, seed: int) -> Subject:
+def record_and_mark(
+    loaded: LoadedWorkload, device: DeviceInfo, space_file: Path | None, seed: int, chosen: Sequence[str] = ()
+) -> Subject:
     """Return the subject of a run: one recorded step, its marks, and the space as far as the device allows.
+
+    `chosen` are the baselines; none: those that the space names.
 
     The recording and its model are gone afterwards: trials need the room.
 
     Raises: `WorkloadError` if the loss is not finite, naming the op; `ReplayError` if the workload does not repeat
-    itself; `SpaceError` if the device runs no low format of the space.
+    itself; `SpaceError` if the device runs no low format of the space, or not a baseline that was chosen.
     """
     precisions = supported(device.kind)
-    space = cut_to_device(load_space(space_file or space_path(device.kind)), device, precisions)
+    space = load_space(space_file or space_path(device.kind))
+    space = cut_to_device(replace(space, baselines=tuple(chosen) or space.baselines), device, precisions)
+    check_chosen(space.baselines, device, precisions)
     recording = record(loaded.workload, device=device.kind, seed=seed)
     check_first_loss(recording)
     require_reproducible(recording, loaded.workload)
@@ -86,15 +90,7 @@ def catalog_of(
 ) -> Catalog:
     """Return what trials are made from."""
     return Catalog(
-        baselines=baselines(device.kind, device.formats, precisions),
+        baselines=baselines(device, precisions, op_graph, space.baselines),
         layout=layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph)),
         device={"kind": device.kind, "name": device.name},
-    )
-
-
-def lowerable_sites(op_graph: OpGraph) -> frozenset[Site]:
-    """Return the sites that compute floating-point values and that a policy may cast."""
-    classed = numerics_classes(op_graph)
-    return frozenset(
-        node.site for node in op_graph.calls() if node.site is not None and node.is_castable and node.name in classed
     )

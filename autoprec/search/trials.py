@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoprec.graph.site import Site
-from autoprec.policy import Parameters, Policy
+from autoprec.policy import Policy, resolve
 from autoprec.records.run import TrialRecord
 from autoprec.search.budget import Budget, reserve_s, trial_s
-from autoprec.search.choices import Choice, choice_key, policy_of
+from autoprec.search.choices import Choice, choice_key, policy_of, run_key
 from autoprec.search.layout import Layout
 from autoprec.search.objective import Objective
 from autoprec.search.observer import Observer
@@ -35,8 +35,7 @@ class Catalog:
         if choice:
             return choice_key(choice, self.layout)
         policy = self.baselines[name]
-        plain = set(policy.formats) == {"fp32"} and policy.parameters == Parameters()
-        return f"fp32|{policy.float32_matmul}" if plain else f"baseline|{name}"
+        return run_key(policy, resolve(policy, self.sites).formats)
 
     @property
     def sites(self) -> tuple[Site, ...]:

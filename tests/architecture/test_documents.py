@@ -9,6 +9,7 @@ import pytest
 
 import autoprec
 from autoprec.errors import AutoprecError
+from autoprec.policy import PRESETS
 from tests.architecture.surface import ROOT
 
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
@@ -42,6 +43,15 @@ def test_the_policy_of_the_readme_loads(tmp_path):
 def test_links_lead_to_files(path):
     for target in re.findall(r"\]\(([^)#:]+)\)", path.read_text()):
         assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_the_table_of_presets_is_that_of_the_code():
+    rows = [
+        f"| `{row.name}` | {row.stands_for} | {row.does} | {'; '.join(row.leaves_out) or 'nothing'} |"
+        for row in PRESETS.values()
+    ]
+    lines = (ROOT / "docs" / "presets.md").read_text().splitlines()
+    assert [line for line in lines if line.startswith("| `")] == rows
 
 
 def test_measured_output_in_the_readme_stays_short():

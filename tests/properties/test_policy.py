@@ -75,7 +75,13 @@ keeps = st.lists(st.sampled_from(["*norm*", "*.bias", "embed*", "8bit", "null"])
 states = st.sampled_from(["fp32", "bf16", "8bit"])
 parameters = st.one_of(
     st.builds(Parameters, optimizer_state=states),
-    st.builds(Parameters, storage=st.sampled_from(["bf16", "fp16"]), keep=keeps, optimizer_state=states),
+    st.builds(
+        Parameters,
+        storage=st.sampled_from(["bf16", "fp16"]),
+        keep=keeps,
+        batch_norm=st.sampled_from(["storage", "fp32"]),
+        optimizer_state=states,
+    ),
     st.builds(
         lambda stochastic, fp16, **rest: (
             Parameters(storage="bf16", rounding="stochastic", **rest)

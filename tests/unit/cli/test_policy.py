@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoprec import cli
-from autoprec.policy import Policy, load_policy, preset, save_policy
+from autoprec.policy import Policy, load_policy, preset, preset_names, save_policy
 
 WORKLOAD = """
 import torch
@@ -98,7 +98,8 @@ def test_neither_file_nor_preset(folder, capsys):
     assert err == (
         "error: autocast-bf61: there is no such policy file, and no such preset for cpu; "
         "presets: fp32, fp32-matmul-bf16, autocast-bf16, autocast-fp16, fp8-matmul, low-bf16, bf16-master, "
-        "bf16-stochastic\n"
+        "bf16-stochastic, apex-o1, apex-o2, apex-o3, tpu-bf16, fp16-resnet, fp8-h100; made for a workload: "
+        "tf-graph-pass-bf16, tf-graph-pass-fp16\n"
     )
     assert _run(capsys, "show", "fp32", "--device", "tpu")[0] == 2
 
@@ -132,6 +133,29 @@ def test_show_a_preset_for_a_device(folder, capsys):
     assert _run(capsys, "show", "fp32", "--device", "auto")[0] == 0
 
 
+def test_show_a_preset_says_what_it_stands_for_and_leaves_out(folder, capsys):
+    out = _run(capsys, "show", "apex-o2")[1]
+    assert "stands for      NVIDIA Apex amp, opt_level O2\n" in out
+    assert "left out        fp16 buffers: they stay FP32 and are cast where they are read\n" in out
+    assert "stands for" not in _run(capsys, "show", "good.yaml")[1]
+
+
+def test_a_graph_preset_is_made_for_a_workload_and_written(folder, capsys):
+    code, out, err = _run(capsys, "show", "tf-graph-pass-bf16")
+    assert (code, out) == (2, "")
+    assert err == (
+        'error: preset "tf-graph-pass-bf16" is made for the graph of a workload; write it as a file with "autoprec '
+        'policy show tf-graph-pass-bf16 WORKLOAD --out policy.yaml" and give the file\n'
+    )
+    code, out, _ = _run(capsys, "show", "tf-graph-pass-bf16", "net.py", "--out", "made.yaml")
+    assert (code, load_policy("made.yaml").name) == (0, "tf-graph-pass-bf16")
+    assert "stands for      TensorFlow's auto_mixed_precision graph pass, bf16\n" in out
+    assert _run(capsys, "check", "made.yaml", "net.py")[0] == 0
+    assert _run(capsys, "check", "tf-graph-pass-bf16", "net.py")[0] == 0
+    assert _run(capsys, "diff", "tf-graph-pass-bf16", "made.yaml", "net.py")[0] == 0
+    assert _run(capsys, "trace", "net.py", "--policy", "tf-graph-pass-bf16")[0] == 0
+
+
 def test_a_file_wins_over_a_preset_of_its_name(folder, capsys):
     (folder / "fp32").write_text(GOOD, encoding="utf-8")
     assert "name            good" in _run(capsys, "show", "fp32")[1]
@@ -153,6 +177,21 @@ def test_diff_names_settings_and_rules(folder, capsys):
         "- rule 2: * fp32",
         "+ rule 1: * bf16",
     ]
+
+
+def test_diff_of_presets_folds_rules_and_names_what_differs_in_a_setting(folder, capsys):
+    lines = _run(capsys, "diff", "apex-o1", "autocast-fp16")[1].splitlines()
+    assert lines[0] == ("loss_scale: {maximum: 16777216} -> {maximum: 1.7014118346046923e+38}")
+    assert len(lines) < 30
+    assert any(line.startswith("- rules 27 to ") and ", all fp32: *:acos, *:asin, " in line for line in lines)
+
+
+@pytest.mark.parametrize("a", preset_names("cpu"))
+def test_diff_of_each_pair_of_presets_is_readable(folder, capsys, a):
+    for b in preset_names("cpu"):
+        code, out, _ = _run(capsys, "diff", a, b)
+        assert code == int(a != b)
+        assert 1 <= len(out.splitlines()) <= 40
 
 
 def test_diff_on_a_workload_compares_sites(folder, capsys):

@@ -90,7 +90,7 @@ def test_options_have_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = stand_in(monkeypatch, FINISHED)
     line = "tune w.py:f --out p.yaml --run-dir r --budget 1m30s --trials 7 --space s.yaml --seed 3 --storage sqlite:///x.db"
-    assert main([*line.split(), "--study", "n", "--device", "cpu"]) == 0
+    assert main([*line.split(), "--study", "n", "--device", "cpu", "--baselines", "fp32, apex-o1"]) == 0
     assert pipeline.options == [
         TuneOptions(
             workload="w.py:f",
@@ -99,6 +99,7 @@ def test_every_option_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
             budget_s=90,
             trials=7,
             space=Path("s.yaml"),
+            baselines=("fp32", "apex-o1"),
             seed=3,
             storage="sqlite:///x.db",
             study="n",
@@ -160,8 +161,9 @@ def test_bench_prints_the_policy_and_the_baselines(
         FINISHED, command="bench", chosen=None, trials=(*RUN.baselines, trial("mine", 1.1, kind="policy", number=2))
     )
     pipeline = stand_in(monkeypatch, record, "bench")
-    assert main(["bench", "w.py", "--policy", "p.yaml", "--steps", "30", "--json"]) == 0
-    assert pipeline.options == [BenchOptions(workload="w.py", policy=Path("p.yaml"), horizon=30)]
+    assert main(["bench", "w.py", "--policy", "p.yaml", "--steps", "30", "--json", "--baselines", "all"]) == 0
+    options = BenchOptions(workload="w.py", policy=Path("p.yaml"), baselines=("all",), horizon=30)
+    assert pipeline.options == [options]
     result = json.loads(capsys.readouterr().out)
     assert result["policy"]["name"] == "mine"
     assert [each["name"] for each in result["baselines"]] == ["fp32", "autocast-bf16"]
@@ -201,6 +203,22 @@ def test_a_study_that_cannot_be_used_is_refused_before_the_workload_is_recorded(
     assert tune(*arguments) == 2
     error = capsys.readouterr().err
     assert 'cannot open study storage "foo"' in error or "not made by autoprec" in error
+
+
+def test_a_baseline_that_is_none_is_refused_before_the_workload_is_recorded(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoprec.search.subject.record", None)
+    assert tune("--baselines", "apex-04") == 2
+    assert 'baseline "apex-04" is not a preset for cpu; allowed: default, all, fp32' in capsys.readouterr().err
+
+
+def test_bench_makes_a_preset_for_the_graph_of_the_workload(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "bench mlp.py --policy tf-graph-pass-bf16 --baselines fp32 --device cpu --steps 24 --json"
+    assert main(line.split()) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["policy"]["name"] == "tf-graph-pass-bf16"
+    assert [each["name"] for each in result["baselines"]] == ["fp32"]
 
 
 def test_a_space_without_a_format_of_the_device_is_refused(

@@ -11,7 +11,13 @@ from autoprec.policy import Parameters
 
 def test_the_default_is_fp32_throughout() -> None:
     assert Parameters() == Parameters(
-        storage="fp32", master="none", rounding="nearest", gradients="fp32", keep=(), optimizer_state="fp32"
+        storage="fp32",
+        master="none",
+        rounding="nearest",
+        gradients="fp32",
+        keep=(),
+        batch_norm="storage",
+        optimizer_state="fp32",
     )
     assert not Parameters().steps_in_fp32
 
@@ -43,6 +49,11 @@ def test_keep_is_a_tuple_whatever_it_is_given_as() -> None:
             'has the glob "*:softmax"; globs name parameters, not sites, as in',
         ),
         ({"master": "fp32"}, "master: fp32 beside storage: fp32; write storage: bf16 (or fp16) with it, or leave"),
+        ({"storage": "fp16", "batch_norm": "bf16"}, "parameters.batch_norm is 'bf16'; allowed: storage, fp32"),
+        (
+            {"batch_norm": "fp32"},
+            "batch_norm: fp32 beside storage: fp32, which keeps all; write storage: bf16 (or fp16) with it, or leave",
+        ),
         ({"keep": ["*"]}, "keep beside storage: fp32, which keeps all; write storage: bf16 (or fp16) with it, or"),
         ({"rounding": "stochastic"}, "rounding: stochastic beside storage: fp32; write storage: bf16, or leave"),
         ({"storage": "fp16", "rounding": "stochastic"}, "rounding: stochastic beside storage: fp16; write storage"),

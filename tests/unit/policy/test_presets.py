@@ -1,12 +1,25 @@
 """The presets: which there are for which device, and what they say."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from autoprec.errors import PolicyError
 from autoprec.graph.site import Site
-from autoprec.policy import LossScale, Parameters, Policy, preset, preset_names
+from autoprec.ops import CATALOG
+from autoprec.policy import (
+    PRESETS,
+    LossScale,
+    Parameters,
+    Policy,
+    dump_policy,
+    graph_preset_names,
+    load_policy,
+    preset,
+    preset_names,
+    resolve,
+)
 
 _BF16 = ("low-bf16", "bf16-master", "bf16-stochastic")
 
@@ -16,9 +29,11 @@ def _format(policy: Policy, op: str, module: str = "m") -> str:
 
 
 def test_names_by_device_kind() -> None:
-    assert preset_names("cpu") == ("fp32", "fp32-matmul-bf16", "autocast-bf16", "autocast-fp16", "fp8-matmul", *_BF16)
-    assert preset_names("cuda") == ("fp32", "fp32-matmul-tf32", "autocast-bf16", "autocast-fp16", "fp8-matmul", *_BF16)
-    assert preset_names("mps") == ("fp32", "autocast-bf16", "autocast-fp16", *_BF16)
+    autocast, systems = ("autocast-bf16", "autocast-fp16"), ("apex-o1", "apex-o2", "apex-o3", "tpu-bf16", "fp16-resnet")
+    assert preset_names("cpu") == ("fp32", "fp32-matmul-bf16", *autocast, "fp8-matmul", *_BF16, *systems, "fp8-h100")
+    assert preset_names("cuda") == ("fp32", "fp32-matmul-tf32", *autocast, "fp8-matmul", *_BF16, *systems, "fp8-h100")
+    assert preset_names("mps") == ("fp32", *autocast, *_BF16, *systems)
+    assert graph_preset_names() == ("tf-graph-pass-bf16", "tf-graph-pass-fp16")
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
@@ -27,6 +42,29 @@ def test_every_preset_is_named_for_itself_and_its_device(kind: str) -> None:
         policy = preset(name, kind)
         assert policy.name == name
         assert dict(policy.device) == {"kind": kind}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+def test_every_preset_survives_its_file(kind: str, tmp_path: Path) -> None:
+    for name in preset_names(kind):
+        path = tmp_path / "policy.yaml"
+        path.write_text(dump_policy(preset(name, kind)), encoding="utf-8")
+        assert load_policy(path) == preset(name, kind)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+def test_rules_may_be_idle_for_want_of_an_op_and_none_is_hidden_by_another(kind: str) -> None:
+    sites = [Site(module, op.name, 0) for module in ("m", "@loss") for op in CATALOG.values() if op.is_site]
+    for name in preset_names(kind):
+        assert resolve(preset(name, kind), sites).dead_rules == (), name
+
+
+def test_every_preset_says_what_it_is() -> None:
+    for name, row in PRESETS.items():
+        assert row.name == name
+        assert row.stands_for
+        assert row.does
+        assert set(row.kinds) <= {"cpu", "cuda", "mps"}
 
 
 def test_fp32_changes_nothing() -> None:
@@ -102,11 +140,60 @@ def test_only_fp16_scales_the_loss_and_as_grad_scaler_does() -> None:
     ("name", "kind", "message"),
     [
         ("autocast-bf61", "cpu", '"autocast-bf61" is not a preset for cpu; presets: fp32, fp32-matmul-bf16, autocast'),
-        ("autocast-bf61", "cpu", 'bf16-stochastic; nearest: "autocast-bf16"'),
+        ("autocast-bf61", "cpu", 'fp8-h100; nearest: "autocast-bf16"'),
         ("fp32-matmul-tf32", "cpu", '"fp32-matmul-tf32" is not a preset for cpu'),
+        ("tf-graph-pass-bf16", "cpu", 'preset "tf-graph-pass-bf16" is made for the graph of a workload; write it as'),
         ("fp32", "tpu", 'presets for device kind "tpu"; device kinds: cpu, cuda, mps'),
     ],
 )
 def test_what_is_refused(name: str, kind: str, message: str) -> None:
     with pytest.raises(PolicyError, match=re.escape(message)):
         preset(name, kind)
+
+
+# Ops on a list of Apex O1 and on none of torch.autocast on CUDA: torch promotes most of these by itself by now.
+_ONLY_APEX_PROMOTES = {"add", "div", "equal", "mul", "sub", "cat", "stack"}
+_ONLY_APEX_KEEPS = {"std", "var"}
+
+
+def test_apex_o1_agrees_with_autocast_where_both_list_an_op() -> None:
+    apex, autocast = preset("apex-o1", "cuda"), preset("autocast-fp16", "cuda")
+    listed = {rule.sites.removeprefix("*:"): rule.format for rule in apex.rules[:-1]}
+    theirs = {rule.sites.removeprefix("*:"): rule.format for rule in autocast.rules[:-1]}
+    assert {op for op in listed.keys() & theirs.keys() if listed[op] != theirs[op]} == set()
+    alone = {op: fmt for op, fmt in listed.items() if op not in theirs}
+    assert {op for op, fmt in alone.items() if fmt == "promote"} == _ONLY_APEX_PROMOTES
+    assert "fp16" not in alone.values()
+    assert {op for op, fmt in alone.items() if fmt == "fp32"} == _ONLY_APEX_KEEPS
+
+
+def test_apex_levels_differ_as_its_table_of_properties_says() -> None:
+    o1, o2, o3 = (preset(f"apex-o{level}", "cuda") for level in (1, 2, 3))
+    assert [each.parameters for each in (o1, o2, o3)] == [
+        Parameters(),
+        Parameters(storage="fp16", master="fp32", batch_norm="fp32"),
+        Parameters(storage="fp16"),
+    ]
+    assert [each.outputs for each in (o1, o2, o3)] == ["computed", "fp32", "fp32"]
+    assert (o1.loss_scale, o3.loss_scale) == (o2.loss_scale, LossScale())
+    assert (o1.loss_scale.initial, o1.loss_scale.maximum, o1.loss_scale.growth_interval) == (2.0**16, 2.0**24, 2000)
+    assert [_format(each, "mul", "@loss") for each in (o1, o2, o3)] == ["promote", "as_given", "as_given"]
+    assert [_format(each, "softmax") for each in (o1, o2, o3)] == ["fp32", "fp16", "fp16"]
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "norms"),
+    [("tpu-bf16", "bf16", "fp32"), ("fp16-resnet", "fp16", "fp16"), ("fp8-h100", "bf16", "bf16")],
+)
+def test_recipes_keep_softmaxes_and_losses(name: str, low: str, norms: str) -> None:
+    policy = preset(name, "cuda")
+    for op in CATALOG.values():
+        if op.is_site and op.family in ("softmax", "loss"):
+            assert _format(policy, op.name) == "fp32"
+    assert _format(policy, "mul", "@loss") == "fp32"
+    assert _format(policy, "batch_norm") == norms
+    assert _format(policy, "matmul") == low
+    assert _format(policy, "linear") == ("fp8_e4m3" if name == "fp8-h100" else low)
+    assert policy.parameters == Parameters()
+    assert policy.loss_scale.kind == ("dynamic" if low == "fp16" else "none")
+    assert policy.outputs == "fp32"

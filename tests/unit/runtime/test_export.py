@@ -101,10 +101,15 @@ def test_a_rule_that_is_not_about_parameters_is_told(rule: tuple[str, str], reas
         ({"float32_matmul": "bf16"}, ["float32_matmul: bf16"]),
         ({"loss_scale": LossScale(kind="static", initial=8.0)}, ["loss_scale: static, initial 8"]),
         (
-            {"parameters": Parameters(storage="bf16", master="fp32", gradients="storage", keep=("*.bias",))},
+            {
+                "parameters": Parameters(
+                    storage="bf16", master="fp32", gradients="storage", keep=("*.bias",), batch_norm="fp32"
+                )
+            },
             [
                 "parameters.storage: bf16",
                 "parameters.keep: *.bias",
+                "parameters.batch_norm: fp32",
                 "parameters.master: fp32",
                 "parameters.gradients: storage",
             ],

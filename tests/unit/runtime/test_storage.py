@@ -61,6 +61,15 @@ def test_keep_names_parameters_that_stay_fp32_by_any_of_their_names() -> None:
     assert model[0].weight not in STORED
 
 
+def test_batch_norm_modules_stay_fp32_whatever_their_names() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Sequential(nn.BatchNorm1d(2), nn.LayerNorm(2)))
+    with apply(model, storing(**MASTER, batch_norm="fp32")):
+        fp32 = {name for name, parameter in model.named_parameters() if parameter.dtype == torch.float32}
+        assert fp32 == {"1.weight", "1.bias", "2.0.weight", "2.0.bias"}
+    with apply(nn.Linear(2, 2), storing(**MASTER, batch_norm="fp32")) as without:
+        assert {parameter.dtype for parameter in without.model.parameters()} == {torch.bfloat16}
+
+
 def test_keep_that_names_nothing_is_refused_and_changes_nothing() -> None:
     model = net()
     with pytest.raises(ApplyError, match=r'"3\.weigth" of parameters\.keep matches no parameter.*nearest.*"3\.weight"'):

@@ -40,6 +40,7 @@ loss_scale:
 slow_limit: 3
 horizon: 40
 margin: 0.02
+baselines: [default, apex-o2]
 """
     assert load_space(write(tmp_path, text)) == Space(
         low=("fp16",),
@@ -52,6 +53,7 @@ margin: 0.02
         slow_limit=3.0,
         horizon=40,
         margin=0.02,
+        baselines=("default", "apex-o2"),
     )
 
 
@@ -74,6 +76,8 @@ def test_keys_left_out_have_their_defaults(tmp_path: Path) -> None:
         ("slow_limit: 1\n", "space.yaml:2: slow_limit is 1; allowed: numbers above 1"),
         ("slow_limit: true\n", "space.yaml:2: slow_limit is True"),
         ("horizon: 7\n", "space.yaml:2: horizon is 7; allowed: auto, or whole numbers from 8"),
+        ("baselines: [apex-04]\n", r"space.yaml:2: baselines is \['apex-04'\]; allowed: a list of default, all, fp32,"),
+        ("baselines: []\n", "space.yaml:2: baselines is "),
         ("margin: 1\n", "space.yaml:2: margin is 1"),
         ("loss_scale:\n  initial: [0]\n", "space.yaml:3: loss_scale.initial is"),
         ("low: [bf16]\nlow: [fp16]\n", "space.yaml:3: .*twice"),

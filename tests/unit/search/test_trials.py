@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from autoprec.policy import Policy, preset
+from autoprec.policy import Policy, Rule, preset
 from autoprec.records.run import TrialRecord
 from autoprec.search.budget import Budget, horizon_for
+from autoprec.search.choices import policy_of
 from autoprec.search.observer import Observer
 from autoprec.search.plans import plans
 from autoprec.search.study import Asked, Study
@@ -58,8 +59,8 @@ def test_baselines_then_plans_then_proposals(tmp_path: Path) -> None:
     assert [record.name for record in study.trials()][:4] == [
         "fp32",
         "autocast-bf16",
-        "graph-pass-bf16",
-        "graph-pass-and-norms-bf16",
+        "free-ops-bf16",
+        "free-ops-and-norms-bf16",
     ]
     kinds = [record.kind for record in study.trials() if record.state != "duplicate"]
     assert kinds == ["baseline", "baseline", "plan", "plan", "search"]
@@ -91,6 +92,27 @@ def test_a_policy_is_measured_once(tmp_path: Path) -> None:
     study.enqueue("plan", "nothing-low", {**plans(rows())[0].choice, **everything_fp32})
     search(study, objective, trials=0)
     assert [name for name, _ in objective.measured] == ["fp32", "autocast-bf16"]
+
+
+def test_baselines_that_run_alike_are_measured_once(tmp_path: Path) -> None:
+    twin = replace(preset("low-bf16", "cpu"), name="twin", rules=(Rule(sites="*:*", format="bf16"),))
+    other = replace(twin, outputs="fp32")
+    policies = {"fp32": preset("fp32", "cpu"), "low-bf16": preset("low-bf16", "cpu"), "twin": twin, "other": other}
+    study, objective = start(tmp_path), FakeObjective(good)
+    catalog = replace(CATALOG, baselines=policies)
+    run_trials(study, objective, catalog, (), Budget(seconds=100, trials=0), Observer())  # type: ignore[arg-type]
+    assert [name for name, _ in objective.measured] == ["fp32", "low-bf16", "other"]
+    assert [record.state for record in study.trials()] == ["complete", "complete", "duplicate", "complete"]
+
+
+def test_a_plan_that_is_a_baseline_is_not_measured_again(tmp_path: Path) -> None:
+    plan = plans(rows())[0]
+    made = replace(policy_of(plan.choice, CATALOG.layout, name="made", device={}), name="made")
+    catalog = replace(CATALOG, baselines={"fp32": preset("fp32", "cpu"), "made": made})
+    objective = FakeObjective(good)
+    run_trials(start(tmp_path), objective, catalog, (plan,), Budget(seconds=100, trials=1), Observer())  # type: ignore[arg-type]
+    assert [name for name, _ in objective.measured][:2] == ["fp32", "made"]
+    assert plan.name not in [name for name, _ in objective.measured]
 
 
 def test_a_failing_trial_never_ends_the_study(tmp_path: Path) -> None:
