@@ -10,6 +10,7 @@ from autoprec.analysis.findings import SEVERITIES, Finding, Severity, findings_o
 from autoprec.analysis.histogram import ExponentHistogram, exponent_histogram
 from autoprec.analysis.inspection import Inspection, inspect_recordings, inspect_static
 from autoprec.analysis.loss_scale import GradientHistograms, LossScaleAdvice, loss_scale_advice, run_backward
+from autoprec.analysis.marking import Marking, mark_recordings
 from autoprec.analysis.marks import VERDICTS, Mark, Reason, ReasonCode, Verdict, merge
 from autoprec.analysis.measured import MeasuredNumerics, ParameterNumerics, SiteTensor, measured_numerics
 from autoprec.analysis.patterns import explanations, pattern_marks
@@ -30,6 +31,7 @@ __all__ = [
     "LossScaleAdvice",
     "LostConstant",
     "Mark",
+    "Marking",
     "MeasuredNumerics",
     "ParameterNumerics",
     "Reason",
@@ -53,6 +55,7 @@ __all__ = [
     "inspect_static",
     "loss_scale_advice",
     "lost_constants",
+    "mark_recordings",
     "measured_numerics",
     "merge",
     "pattern_marks",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autoprec.analysis import Mark, inspect_recordings
+from autoprec.analysis import Mark, mark_recordings, run_backward
 from autoprec.capture import record, require_reproducible
 from autoprec.errors import SpaceError
 from autoprec.graph.layers import layers_of
@@ -56,7 +56,9 @@ def record_and_mark(
     recording = record(loaded.workload, device=device.kind, seed=seed)
     check_first_loss(recording)
     require_reproducible(recording, loaded.workload)
-    marks = inspect_recordings((recording,), loaded.workload, space.low, device, max_steps=_MOST_STEPS).marks
+    gradients = run_backward((recording,))
+    recording.model.zero_grad(set_to_none=True)
+    marks = mark_recordings((recording,), space.low, device, gradients, _MOST_STEPS).marks
     catalog = catalog_of(recording.op_graph, marks, space, device, precisions)
     return Subject(
         loaded=loaded,
