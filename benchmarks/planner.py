@@ -1,0 +1,153 @@
+"""How long planning takes: python benchmarks/planner.py [--json reports/planner.json].
+
+On op graphs of transformers with made-up costs, of some 300, 3 000 and 30 000 nodes: the time to set the problem up,
+of one minimum cut at a middle price of error (with each of networkx's algorithms where the graph is not too large for
+them), of a sweep over all prices, and of one that ends with 20 plans. Medians of interleaved rounds.
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import networkx as nx
+from networkx.algorithms import flow
+
+from autoprec.graph import cut
+from autoprec.graph.cut import CastCost, CutProblem, OpCost, cheapest, cut_problem
+from autoprec.graph.front import sweep
+from autoprec.graph.opgraph import NodeKind, OpGraph, OpNode, TensorMeta
+from autoprec.graph.site import LOSS_MODULE, Site
+
+BLOCKS = (10, 100, 1000)  # of 30 nodes each
+ALGORITHMS = {"preflow_push": flow.preflow_push, "boykov_kolmogorov": flow.boykov_kolmogorov, "dinitz": flow.dinitz}
+TOO_SLOW_S = 60.0  # an algorithm that took longer is not tried on the next larger graph
+PLANS = 20
+_FLOATS = (TensorMeta(shape=(8, 8), dtype="float32"),)
+
+
+def transformer(num_blocks: int) -> OpGraph:
+    """Return the op graph of a pre-norm transformer with its loss."""
+    digraph: nx.DiGraph[str] = nx.DiGraph()
+
+    def add(name: str, op: str, reads: tuple[str, ...], module: str | None = None, kind: NodeKind = "op") -> str:
+        site = None if module is None else Site(module, op, 0 if name[-1] != "2" else 1)
+        digraph.add_node(name, call=OpNode(name=name, kind=kind, op=op, site=site, inputs=_FLOATS, outputs=_FLOATS))
+        digraph.add_edges_from((source, name) for source in reads)
+        return name
+
+    def linear(name: str, source: str, module: str) -> str:
+        weight = add(f"{name}_weight", "", (), kind="parameter")
+        bias = add(f"{name}_bias", "", (), kind="parameter")
+        return add(name, "linear", (source, weight, bias), module)
+
+    x = add("x", "", (), kind="input")
+    for number in range(num_blocks):
+        at, block = f"b{number}", f"blocks.{number}"
+        normed = add(f"{at}_norm1", "layer_norm", (x, add(f"{at}_gain1", "", (), kind="parameter")), f"{block}.norm1")
+        heads = []
+        for part in "qkv":
+            view = add(f"{at}_{part}_view", "view", (linear(f"{at}_{part}", normed, f"{block}.{part}"),))
+            heads.append(add(f"{at}_{part}_heads", "transpose", (view,)))
+        mixed = add(f"{at}_attention", "scaled_dot_product_attention", tuple(heads), f"{block}.attention")
+        x = add(f"{at}_add1", "add", (x, linear(f"{at}_out", mixed, f"{block}.out")), block)
+        normed = add(f"{at}_norm2", "layer_norm", (x, add(f"{at}_gain2", "", (), kind="parameter")), f"{block}.norm2")
+        hidden = add(f"{at}_gelu", "gelu", (linear(f"{at}_up", normed, f"{block}.up"),), f"{block}.act")
+        x = add(f"{at}_add2", "add", (x, linear(f"{at}_down", hidden, f"{block}.down")), block)
+    loss = add("loss", "cross_entropy", (linear("head", x, "head"),), LOSS_MODULE)
+    add("output", "", (loss,), kind="output")
+    return OpGraph(digraph)
+
+
+def made_up(op_graph: OpGraph, seed: int) -> CutProblem:
+    """Return a problem with costs in which low wins in matmuls, costs a little elsewhere, and casts matter."""
+    rng = random.Random(seed)
+    costs, casts = {}, {}
+    for node in op_graph:
+        if node.site is not None:
+            seconds, error = rng.lognormvariate(-7, 1), rng.lognormvariate(-9, 2)
+            is_matmul = node.op == "linear"
+            costs[node.name] = OpCost(
+                fp32_s=seconds,
+                low_s=seconds * rng.uniform(0.2, 0.6) if is_matmul else seconds * rng.uniform(0.5, 1.5),
+                error=math.inf if node.op == "cross_entropy" else error,
+                fp32_bytes=rng.randrange(1000),
+                low_bytes=rng.randrange(500),
+                fp8_s=seconds * rng.uniform(0.1, 0.4) if is_matmul else math.inf,
+                fp8_error=16 * error if is_matmul else math.inf,
+            )
+        casts[node.name] = CastCost(down_s=rng.lognormvariate(-9, 1), up_s=rng.lognormvariate(-9, 1))
+    return cut_problem(op_graph, costs, casts)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return the wall time of a call."""
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def algorithms(
+    problem: CutProblem, price: float, tried: dict[str, Callable[..., object]]
+) -> Iterator[tuple[str, float]]:
+    """Yield each algorithm that is tried, with the time of one cut."""
+    for name, algorithm in tried.items():
+        with mock.patch.object(cut, "preflow_push", algorithm):
+            yield name, seconds(lambda: cheapest(problem, error_price=price))
+
+
+def measure(num_blocks: int, rounds: int, tried: dict[str, Callable[..., object]]) -> dict[str, object]:
+    """Return what planning one graph takes."""
+    op_graph = transformer(num_blocks)
+    problem = made_up(op_graph, seed=0)
+    plans = sweep(problem, max_plans=PLANS)
+    price = plans[len(plans) // 2].error_price
+    cuts: dict[str, list[float]] = {name: [] for name in tried}
+    for _ in range(rounds):
+        for name, taken in algorithms(problem, price, tried):
+            cuts[name].append(taken)
+    result: dict[str, object] = {
+        "nodes": len(op_graph),
+        "sites": len(problem.sites),
+        "set_up_s": round(seconds(lambda: made_up(op_graph, seed=0)), 4),
+        "cut_s": {name: round(statistics.median(taken), 4) for name, taken in cuts.items()},
+        f"sweep_of_{PLANS}_plans_s": round(
+            statistics.median(seconds(lambda: sweep(problem, max_plans=PLANS)) for _ in range(rounds)), 4
+        ),
+    }
+    started = time.perf_counter()
+    result["plans_in_sweep"] = len(sweep(problem))
+    result["sweep_s"] = round(time.perf_counter() - started, 4)
+    for name, taken in cuts.items():
+        if min(taken) > TOO_SLOW_S:
+            del tried[name]
+    return result
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--blocks", type=int, nargs="+", default=BLOCKS)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    tried = dict(ALGORITHMS)
+    result = {
+        "command": "python benchmarks/planner.py",
+        "networkx": nx.__version__,
+        "rounds": options.rounds,
+        "graphs": [measure(each, options.rounds, tried) for each in options.blocks],
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
