@@ -46,7 +46,8 @@ from autoprec.graph.costs import (
     dominates,
     undominated,
 )
-from autoprec.graph.cut_problem import FP32, Casts, CutProblem, cut_problem, predicted
+from autoprec.graph.cut_problem import FP32, Casts, CutProblem, cut_problem, predicted, spent
+from autoprec.graph.settle import settled
 
 __all__ = [
     "Assignment",
@@ -116,8 +117,11 @@ def cheapest(problem: CutProblem, *, error_price: float, byte_price: float = 0.0
 
 def planned(problem: CutProblem, codes: Sequence[int], error_price: float) -> Planned:
     """Return the plan in which each site has the precision that its code stands for."""
-    assignment = {site: PRECISIONS[code] for site, code in zip(problem.sites, codes, strict=True)}
-    return Planned(assignment=assignment, predicted=predicted(problem, assignment), error_price=error_price)
+    return Planned(
+        assignment={site: PRECISIONS[code] for site, code in zip(problem.sites, codes, strict=True)},
+        predicted=spent(problem, codes, range(len(problem.sites)), range(len(problem.casts))),
+        error_price=error_price,
+    )
 
 
 def lowered(problem: CutProblem, prices: Prices, codes: bytes, free: Collection[int]) -> bytes:
@@ -125,19 +129,22 @@ def lowered(problem: CutProblem, prices: Prices, codes: bytes, free: Collection[
     ways = {site: _way_low(problem.costs[site], prices) for unit in free for site in problem.units[unit]}
     dearer = {unit: sum(ways[site][0] for site in problem.units[unit]) for unit in free}
 
+    certain = settled(problem, codes, dearer)
+
     def node(site: int) -> int:
         unit = FP32 if site == FP32 else problem.unit_of[site]
-        if unit in dearer:
-            return unit if dearer[unit] < math.inf else _SOURCE
-        return _SINK if unit != FP32 and codes[site] else _SOURCE
+        if unit in dearer and unit not in certain:
+            return unit
+        return _SINK if unit != FP32 and certain.get(unit, codes[site] > 0) else _SOURCE
 
-    arcs = [(_SOURCE, unit, more) if more > 0 else (unit, _SINK, -more) for unit, more in dearer.items()]
-    between = dict.fromkeys(place for unit in free for place in problem.touching[unit])
+    open_units = [unit for unit in free if unit not in certain]
+    arcs = [(_SOURCE, unit, dearer[unit]) if dearer[unit] > 0 else (unit, _SINK, -dearer[unit]) for unit in open_units]
+    between = dict.fromkeys(place for unit in open_units for place in problem.touching[unit])
     for auxiliary, place in enumerate(between):
         each = problem.casts[place]
         tensor = node(each.producers[0]) if each.producers else _SOURCE
         arcs.extend(_cast_arcs(tensor, {node(site) for site in each.readers}, each, _SINK - 1 - 2 * auxiliary))
-    low = _sink_side(arcs)
+    low = {unit for unit, is_low in certain.items() if is_low}.union(*map(_sink_side, _apart(arcs)))
     changed = bytearray(codes)
     for unit in free:
         for site in problem.units[unit]:
@@ -170,12 +177,24 @@ def _paid_once(tensor: int, readers: set[int], cost: float, auxiliary: int) -> I
         yield from ((auxiliary, reader, math.inf) for reader in readers)
 
 
+def _apart(arcs: Iterable[_Arc]) -> Iterator[list[_Arc]]:
+    """Yield the arcs of each network that hangs together by more than source and sink; empty arcs are left out."""
+    carrying = [arc for arc in arcs if arc[2] > 0 and arc[:2] != (_SOURCE, _SINK)]
+    inner: nx.Graph[int] = nx.Graph()
+    inner.add_nodes_from(head if tail == _SOURCE else tail for tail, head, _ in carrying)
+    inner.add_edges_from(arc[:2] for arc in carrying if arc[0] != _SOURCE and arc[1] != _SINK)
+    part_of = {node: number for number, nodes in enumerate(nx.connected_components(inner)) for node in nodes}
+    parts: defaultdict[int, list[_Arc]] = defaultdict(list)
+    for arc in carrying:
+        parts[part_of[arc[1] if arc[0] == _SOURCE else arc[0]]].append(arc)
+    yield from parts.values()
+
+
 def _sink_side(arcs: Iterable[_Arc]) -> set[int]:
     """Return the smallest sink side of a minimum cut of the network with these arcs."""
     capacities: defaultdict[tuple[int, int], float] = defaultdict(float)
     for tail, head, capacity in arcs:
-        if capacity > 0 and (tail, head) != (_SOURCE, _SINK):
-            capacities[tail, head] += capacity
+        capacities[tail, head] += capacity
     bits = _BITS - math.frexp(sum(each for each in capacities.values() if each < math.inf))[1]
     network: nx.DiGraph[int] = nx.DiGraph()
     network.add_nodes_from((_SOURCE, _SINK))

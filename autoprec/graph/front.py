@@ -14,7 +14,8 @@ applications, section 2.1 (nested cuts).
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import count
 
 from autoprec.errors import MeasurementError
@@ -24,6 +25,22 @@ from autoprec.graph.cut_problem import CutProblem, spent
 
 # An assignment counts as better at a crossing if it saves more than this part of what lies between the two that cross.
 _RESOLUTION = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Gap:
+    """Two optima, the units in which they differ, and by how much the exact one is dearer and better."""
+
+    cheap: bytes
+    exact: bytes
+    units: tuple[int, ...]
+    seconds: float
+    error: float
+
+    @property
+    def price(self) -> float:
+        """Return the price of error at which both are equally good."""
+        return self.seconds / self.error
 
 
 def sweep(problem: CutProblem, *, byte_price: float = 0.0, max_plans: int | None = None) -> tuple[Planned, ...]:
@@ -38,59 +55,42 @@ def sweep(problem: CutProblem, *, byte_price: float = 0.0, max_plans: int | None
         raise MeasurementError(
             f"cannot sweep for {max_plans} plans; allowed: at least 2, the fastest and the most exact"
         )
-    free, exact = Prices(error=0.0, byte=byte_price), Prices(error=math.inf, byte=byte_price)
-    first = lowered(problem, free, bytes(len(problem.sites)), range(len(problem.units)))
-    last = lowered(problem, exact, first, [place for place, unit in enumerate(problem.units) if first[unit[0]]])
+    fastest, most_exact = Prices(error=0.0, byte=byte_price), Prices(error=math.inf, byte=byte_price)
+    units = range(len(problem.units))
+    first = lowered(problem, fastest, bytes(len(problem.sites)), units)
+    last = lowered(problem, most_exact, first, [unit for unit in units if first[problem.units[unit][0]]])
     found = {first: 0.0} if first == last else {first: 0.0, last: math.inf}
-    for price, codes in _between(problem, first, last, byte_price):
+    for price, codes in _between(problem, _gap(problem, first, last, units, byte_price), byte_price):
         if max_plans is not None and len(found) >= max_plans:
             break
         found[codes] = price
     return tuple(planned(problem, codes, price) for codes, price in sorted(found.items(), key=lambda each: each[1]))
 
 
-def _between(problem: CutProblem, first: bytes, last: bytes, byte_price: float) -> Iterator[tuple[float, bytes]]:
-    """Yield the optimal assignments between two others, each with a price at which it is; widest gaps first."""
+def _between(problem: CutProblem, whole: _Gap, byte_price: float) -> Iterator[tuple[float, bytes]]:
+    """Yield the optimal assignments inside a gap, each with a price at which it is one; the widest gaps first."""
     number = count()  # of equally wide gaps, the one found first
-    gaps: list[tuple[float, int, bytes, bytes]] = []
-
-    def note(cheap: bytes, exact: bytes) -> None:
-        seconds, error = _apart(problem, cheap, exact, byte_price)
-        heapq.heappush(gaps, (-seconds * error, next(number), cheap, exact))
-
-    note(first, last)
+    gaps = [(0.0, next(number), whole)]
     while gaps:
-        _, _, cheap, exact = heapq.heappop(gaps)
-        seconds, error = _apart(problem, cheap, exact, byte_price)
-        if seconds <= 0 or error <= 0:
+        _, _, gap = heapq.heappop(gaps)
+        if gap.seconds <= 0 or gap.error <= 0:
             continue
-        price = seconds / error
-        codes = lowered(problem, Prices(error=price, byte=byte_price), cheap, _differing(problem, cheap, exact))
-        if codes in (cheap, exact):
+        codes = lowered(problem, Prices(error=gap.price, byte=byte_price), gap.cheap, gap.units)
+        if codes in (gap.cheap, gap.exact):
             continue
-        dearer, less = _apart(problem, cheap, codes, byte_price)
-        if price * less - dearer > _RESOLUTION * seconds:
-            yield price, codes
-            note(cheap, codes)
-            note(codes, exact)
+        left = _gap(problem, gap.cheap, codes, gap.units, byte_price)
+        if gap.price * left.error - left.seconds > _RESOLUTION * gap.seconds:
+            yield gap.price, codes
+            for part in (left, _gap(problem, codes, gap.exact, gap.units, byte_price)):
+                heapq.heappush(gaps, (-part.seconds * part.error, next(number), part))
 
 
-def _differing(problem: CutProblem, one: bytes, other: bytes) -> list[int]:
-    """Return the units that have a site on which the two assignments differ."""
-    if one == other:
-        return []
-    return list(
-        dict.fromkeys(
-            problem.unit_of[site] for site, codes in enumerate(zip(one, other, strict=True)) if codes[0] != codes[1]
-        )
-    )
-
-
-def _apart(problem: CutProblem, cheap: bytes, exact: bytes, byte_price: float) -> tuple[float, float]:
-    """Return how many seconds `exact` costs more than `cheap`, and by how much its error is less."""
-    units = _differing(problem, cheap, exact)
+def _gap(problem: CutProblem, cheap: bytes, exact: bytes, among: Iterable[int], byte_price: float) -> _Gap:
+    """Return the gap between two assignments that differ in no units but some of these."""
+    units = tuple(unit for unit in among if any(cheap[site] != exact[site] for site in problem.units[unit]))
     sites = [site for unit in units for site in problem.units[unit]]
     casts = dict.fromkeys(place for unit in units for place in problem.touching[unit])
     one, other = spent(problem, cheap, sites, casts), spent(problem, exact, sites, casts)
     prices = Prices(error=0.0, byte=byte_price)
-    return prices.cost(other) - prices.cost(one), one.error - other.error
+    seconds = prices.cost(other) - prices.cost(one)
+    return _Gap(cheap=cheap, exact=exact, units=units, seconds=seconds, error=one.error - other.error)
