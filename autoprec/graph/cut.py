@@ -13,7 +13,8 @@ an arc is paid if its tail is FP32 and its head is low:
 
 Views and all else without a choice are contracted: what is left of them is which sites decide the format of a tensor
 that is read (`autoprec.graph.reads`). Where one call that is left alone reads several results, it returns the widest,
-and "low only if all of them are" is no cut: their sites must agree, unless another of them is FP32 anyway.
+and "low only if all of them are" is no cut: their sites must agree, unless another of them is FP32 anyway or casting
+what the call returns is free.
 
 FP8 is an attribute of being low: at a price each site has one cheapest way of being low, and that is its cost there.
 

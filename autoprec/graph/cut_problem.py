@@ -61,12 +61,10 @@ def cut_problem(
     """
     choices = choices_of(op_graph)
     index = {site: place for place, site in enumerate(choices)}
-    reads = reads_of(op_graph)
-    groups = [_tied(tie, index) for tie in ties]
-    groups += [[index[site] for site in read.producers] for read in reads if len(read.producers) > 1]
+    between = _casts(reads_of(op_graph), casts, index)
+    groups = [_tied(tie, index) for tie in ties] + [each.producers for each in between]
     units = _units(len(index), groups)
     unit_of = {site: place for place, unit in enumerate(units) for site in unit}
-    between = _casts(reads, casts, index)
     touching: list[list[int]] = [[] for _ in units]
     for place, each in enumerate(between):
         for unit in {unit_of[site] for site in (*each.producers, *each.readers) if site != FP32}:
@@ -117,11 +115,11 @@ def spent(problem: CutProblem, codes: Sequence[int], sites: Iterable[int], casts
 _NO_CHOICE = "no policy casts such a site in this step; name a site whose calls it may cast"
 
 
-def _tied(tie: Collection[Site], index: Mapping[Site, int]) -> list[int]:
+def _tied(tie: Collection[Site], index: Mapping[Site, int]) -> tuple[int, ...]:
     for site in tie:
         if site not in index:
             raise PolicyError(f"cannot tie {site} to others: {_NO_CHOICE}")
-    return [index[site] for site in tie]
+    return tuple(index[site] for site in tie)
 
 
 def _units(num_sites: int, groups: Iterable[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
