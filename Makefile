@@ -40,6 +40,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/overhead.py --json reports/overhead.json
 	$(BIN)/python benchmarks/storage.py --json reports/storage.json
 	$(BIN)/python benchmarks/examples.py --json reports/examples.json
+	$(BIN)/python benchmarks/planner.py --json reports/planner.json
 
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu
