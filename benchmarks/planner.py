@@ -11,7 +11,9 @@ import contextlib
 import json
 import math
 import random
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -145,11 +147,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blocks", type=int, nargs="+", default=BLOCKS)
+    parser.add_argument("--algorithms", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    tried = dict(ALGORITHMS)
+    tried = {name: ALGORITHMS[name] for name in options.algorithms}
     result = {
-        "command": "python benchmarks/planner.py",
+        "command": shlex.join(["python", *sys.argv]),
         "networkx": nx.__version__,
         "rounds": options.rounds,
         "graphs": [measure(each, options.rounds, tried) for each in options.blocks],
