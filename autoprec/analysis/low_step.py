@@ -140,6 +140,7 @@ class LowReplay(Replay):
 
     def loss(self) -> torch.Tensor:
         """Return the loss in FP32, with its autograd graph."""
+        self._mode.aside = True
         with self._mode:
             return super().loss().float()
 
@@ -152,7 +153,7 @@ class LowReplay(Replay):
         with self._mode.frame(module, counts) as frame:
             frame.grad_enabled = torch.is_grad_enabled()
             value = super().run_node(n)
-        self._mode.aside = False
+        self._mode.aside = True  # what looks at the results is no call of the step
         if self._visit is not None:
             self._visit(node, value)
         return value
