@@ -1,6 +1,7 @@
 """Times of casts as a function of size and layout, measured at a handful of sizes and interpolated."""
 
 import bisect
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -8,7 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from autoprec.measure.op_call import IsolatedCall
-from autoprec.measure.paired import Limits, Timing, paired_times
+from autoprec.measure.paired import Limits, MakeBlock, Timing, paired_times
 from autoprec.measure.step_time import Clock
 from autoprec.runtime.dtypes import torch_dtype
 from autoprec.runtime.weight_casts import to_dtype
@@ -86,15 +87,13 @@ def measure_casts(
     Both directions of a size are measured in the same rounds, for about `allowance_s`.
     """
     found: dict[str, list[CastTime]] = {}
-    for size in sizes_up_to(numel):
-        for layout in LAYOUTS:
-            for fmt in formats:
-                makers = {direction: _call(fmt, direction, size, layout, device).block for direction in DIRECTIONS}
-                times = paired_times(
-                    makers, clock=clock, allowance_s=allowance_s, limits=limits, backward_call_s=backward_call_s
-                )
-                for direction, timing in times.items():
-                    found.setdefault(key(fmt, direction, layout), []).append(_point(size, timing))
+    for size, layout, fmt in itertools.product(sizes_up_to(numel), LAYOUTS, formats):
+        makers: dict[str, MakeBlock] = {way: _call(fmt, way, size, layout, device).block for way in DIRECTIONS}
+        times = paired_times(
+            makers, clock=clock, allowance_s=allowance_s, limits=limits, backward_call_s=backward_call_s
+        )
+        for way, timing in times.items():
+            found.setdefault(key(fmt, way, layout), []).append(_point(size, timing))
     return {name: tuple(points) for name, points in found.items()}
 
 

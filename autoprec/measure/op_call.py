@@ -1,5 +1,6 @@
 """One recorded call taken out of its step: its signature, and blocks of it that can be timed in any format."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -20,6 +21,8 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 # Numbers that kernels have branches for; of all others only the type is part of a signature.
 _TELLING = frozenset({0.0, 0.5, 1.0, 2.0, 3.0, -0.5, -1.0, -2.0})
 _SMALL = 2**16  # elements; statistics, which norms write to without telling, are no larger
+_CACHED_BYTES = 2**19  # what a core is sure to find in a cache of its own when it comes back to it
+_EVICTING_BYTES = 2**25
 
 
 def signature_of(func: Any, arguments: Arguments, *, grad: bool) -> str:
@@ -114,11 +117,12 @@ class Kept:
     fresh_bytes: int = 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class IsolatedCall:
     """A call on its own arguments; with `copies`, each repetition gets a copy of them, since it writes to them.
 
-    `gradients` are those of results drawn so far, by shape, strides and dtype.
+    `gradients` are those of results drawn so far, by shape, strides and dtype. Where the tensors are large, the caches
+    of a CPU are as in a step: arguments and gradients were just written, what is saved and what is written to is cold.
     """
 
     func: Callable[..., Any]
@@ -127,6 +131,13 @@ class IsolatedCall:
     grad: bool = field(default_factory=torch.is_grad_enabled)
     gradients: dict[Any, torch.Tensor] = field(default_factory=dict)
 
+    @functools.cached_property
+    def is_cold(self) -> bool:
+        """Return whether the tensors are too large to stay in the caches of a CPU."""
+        tensors = list(tensors_in_tree(self.arguments))
+        on_cpu = all(each.device.type == "cpu" for each in tensors)
+        return on_cpu and sum(each.numel() * each.element_size() for each in tensors) > _CACHED_BYTES
+
     def fresh(self) -> tuple[Arguments, list[torch.Tensor]]:
         """Return arguments whose gradients go nowhere else, and those of them that have one."""
         leaves: list[torch.Tensor] = []
@@ -134,7 +145,7 @@ class IsolatedCall:
 
         def leaf(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in made:
-                own = tensor.detach()
+                own = tensor.detach().clone() if self.is_cold else tensor.detach()
                 if self.grad and tensor.requires_grad:
                     leaves.append(own.requires_grad_())
                 made[id(tensor)] = own.clone() if self.copies else own
@@ -145,7 +156,9 @@ class IsolatedCall:
 
     def block(self, count: int) -> "CallBlock":
         """Return `count` calls that are timed together."""
-        return CallBlock(self.func, [self.fresh() for _ in range(count)], self.gradients)
+        if self.is_cold:
+            _evict()
+        return CallBlock(self, [self.fresh() for _ in range(count)])
 
     def kept(self) -> Kept:
         """Return what the call returns and saves; runs it once."""
@@ -169,6 +182,17 @@ class IsolatedCall:
         )
 
 
+@functools.cache
+def _evicting() -> torch.Tensor:
+    return torch.zeros(_EVICTING_BYTES // 4)
+
+
+def _evict() -> None:
+    """Fill the caches of the CPU with something else."""
+    with torch.no_grad():
+        _evicting().add_(1.0)
+
+
 def _places(tensors: Any) -> dict[int, int]:
     places: dict[int, int] = {}
     for place, tensor in enumerate(tensors):
@@ -183,30 +207,28 @@ class CallBlock:
     Gradients of the results are normal random numbers.
     """
 
-    def __init__(
-        self,
-        func: Callable[..., Any],
-        calls: list[tuple[Arguments, list[torch.Tensor]]],
-        drawn: dict[Any, torch.Tensor],
-    ) -> None:
-        self._func, self._calls, self._drawn = func, calls, drawn
+    def __init__(self, call: IsolatedCall, calls: list[tuple[Arguments, list[torch.Tensor]]]) -> None:
+        self._call, self._calls = call, calls
         self._leaves = [leaf for _, leaves in calls for leaf in leaves]
         self._results: list[Any] = []
 
     def forward(self) -> None:
         """Run every call."""
-        func = self._func
+        func = self._call.func
         self._results = [func(*args, **kwargs) for (args, kwargs), _ in self._calls]
 
     def prepare_backward(self) -> None:
         """Draw the gradients of what `forward` returned."""
         self._roots = [each for each in tensors_in_tree(self._results) if each.requires_grad]
+        drawn, is_cold = self._call.gradients, self._call.is_cold
+        if is_cold:
+            _evict()
         self._gradients = []
         for root in self._roots:
             key = (root.shape, root.dtype, root.stride())
-            if key not in self._drawn:
-                self._drawn[key] = torch.randn_like(root, requires_grad=False)
-            self._gradients.append(self._drawn[key])
+            if key not in drawn:
+                drawn[key] = torch.randn_like(root, requires_grad=False)
+            self._gradients.append(drawn[key].clone() if is_cold else drawn[key])
 
     def backward(self) -> None:
         """Run the backward passes of what `forward` computed."""

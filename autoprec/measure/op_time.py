@@ -36,8 +36,8 @@ class OpTimes:
     """The times of one recorded step, and how they were come by.
 
     `times` maps signature and format to what was measured; a signature that the budget did not reach has no entry and
-    is counted in `num_unmeasured`. `measured_s` is the wall time of measuring, `num_from_cache` counts signatures all of
-    whose formats came from disk.
+    is counted in `num_unmeasured`. `measured_s` is the wall time of measuring, `num_from_cache` counts signatures of
+    which every format came from disk.
     """
 
     facts: tuple[CallFacts, ...]
@@ -184,8 +184,9 @@ class _Timing(Replay):
         makers = {name: call.block for name, call in calls.items()}
         times = dict(self._bench.times(makers, allowance_s))
         if times[FP32].reason:  # what does not even run as recorded tells nothing of a format
-            failed = dict.fromkeys(self._formats, f"not measured, fp32 alone raises: {times[FP32].reason}")
-            times, calls = {}, {FP32: calls[FP32]}
+            reason = f"it cannot run by itself: {times[FP32].reason}"
+            failed = dict.fromkeys(self._formats, reason)
+            times, calls = {FP32: Timing(forward_s=0.0, backward_s=0.0, reason=reason)}, {FP32: calls[FP32]}
         found = {name: OpTime(timing=times[name], kept=_kept(calls[name], times[name])) for name in times}
         return found | {name: OpTime(timing=_never(reason), kept=Kept()) for name, reason in failed.items()}
 
@@ -206,7 +207,7 @@ def _calls(
 
 
 def _kept(call: IsolatedCall, timing: Timing) -> Kept:
-    return call.kept() if math.isfinite(timing.total_s) else Kept()
+    return Kept() if timing.reason else call.kept()
 
 
 def _never(reason: str) -> Timing:
@@ -217,7 +218,8 @@ def _fitted(found: Mapping[str, OpTime], stored: Mapping[str, OpTime]) -> Mappin
     """Return the formats that are new, on the scale of the FP32 time that is stored already."""
     if FP32 not in stored or FP32 not in found:
         return found
-    scale = stored[FP32].timing.total_s / found[FP32].timing.total_s
+    measured_s = found[FP32].timing.total_s
+    scale = stored[FP32].timing.total_s / measured_s if measured_s else 1.0
     return {name: _scaled(each, scale) for name, each in found.items() if name not in stored}
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
 from autoprec.errors import OutputError, RecordError
 from autoprec.files import write_text
 from autoprec.measure.cast_time import CastTime
@@ -117,9 +116,8 @@ def _parsed(text: str, path: Path, fresh: StoredTimes) -> tuple[StoredTimes, tup
         data: Any = json.loads(text)
         version = data.pop("schema_version")
         if version != SCHEMA_VERSION:
-            return fresh, (
-                f"op times: {path} has schema {version}, and this autoprec uses {SCHEMA_VERSION}; all are measured anew",
-            )
+            note = f"op times: {path} has schema {version}, and this autoprec uses {SCHEMA_VERSION}"
+            return fresh, (f"{note}; all are measured anew",)
         found = decode(StoredTimes, data, where=str(path))
     except (ValueError, KeyError, AttributeError, TypeError, RecordError) as error:
         return fresh, (f"op times: {path} is damaged or not autoprec's ({error}); all are measured anew",)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 class CostErrorRecord:
     """The step time and the saved bytes of one policy, as predicted and as measured.
 
-    `time_error` and `bytes_error` are predicted over measured, less one. With `is_bound` the prediction is a lower bound:
-    an op so slow that it was not timed twice.
+    `time_error` and `bytes_error` are predicted over measured, less one. With `is_bound` the prediction is a lower
+    bound: it has an op so slow that it was not timed twice.
     """
 
     step_s: float

@@ -14,13 +14,13 @@ from autoprec.measure.paired import FP32
 from autoprec.measure.time_cache import OpTime
 from autoprec.ops import lookup
 from autoprec.policy import AS_GIVEN, FLOAT8, INSIDE_FP32, PROMOTE, Policy, resolve
+from autoprec.runtime.calls import Call
 from autoprec.runtime.dtypes import DTYPES
+from autoprec.runtime.plans import agrees
 
 _DTYPES = {name: str(dtype).removeprefix("torch.") for name, dtype in DTYPES.items()}
 _FORMATS = {dtype: name for name, dtype in _DTYPES.items()}
 _BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
-# As in the runtime: calls of these families agree on the widest dtype where no rule names them.
-_AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent", "loss", "sampling"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,7 +181,7 @@ class _Step:
         if time is not None:
             self.op_s += time.timing.total_s
             self.is_bound |= time.timing.is_bound
-            self._save(facts, time, used, run)
+            self._save(facts, time, used)
         made = time.kept.outputs if time is not None and len(time.kept.outputs) == len(facts.outputs) else ()
         for place, fact in enumerate(facts.outputs):
             if fact.source[0] == facts.name:
@@ -214,7 +214,7 @@ class _Step:
             return FP32
         if word == AS_GIVEN and lookup(node.op).cast == "first":
             return given[0] if given and given[0] in _BYTES else None
-        if word == AS_GIVEN and lookup(node.op).family not in _AGREEING and not lookup(node.op).one_dtype:
+        if word == AS_GIVEN and not agrees(Call(lookup(node.op))):
             return None
         return _widest(given) if word in (AS_GIVEN, PROMOTE) else word
 
@@ -234,7 +234,7 @@ class _Step:
         low, direction = (wanted, "down") if given == FP32 else (given, "up")
         self.cast_s += self.model.cast_seconds(low, direction, fact)
 
-    def _save(self, facts: CallFacts, time: OpTime, used: list[tuple[str, str]], run: str) -> None:
+    def _save(self, facts: CallFacts, time: OpTime, used: list[tuple[str, str]]) -> None:
         self.fresh_bytes += time.kept.fresh_bytes
         for place in time.kept.saved_inputs:
             fact, (root, fmt) = facts.inputs[place], used[place]
