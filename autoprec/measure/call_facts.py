@@ -10,7 +10,7 @@ from torch import fx
 from autoprec.capture import Recording, Replay
 from autoprec.capture.facts import tensors_in_tree
 from autoprec.graph.opgraph import OpNode
-from autoprec.measure.op_call import Arguments, signature_of
+from autoprec.measure.op_call import Arguments, is_dense, signature_of
 from autoprec.ops import lookup
 from autoprec.runtime.plans import CASTABLE
 
@@ -130,18 +130,6 @@ class Reading(Replay):
                 requires_grad=tensor.requires_grad,
                 is_stored=node.kind in ("parameter", "buffer"),
             )
-
-
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the elements fill a block of memory, in whatever order of dimensions."""
-    if tensor.layout != torch.strided:
-        return False
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -74,7 +74,7 @@ def sizes_up_to(numel: int) -> tuple[int, ...]:
 
 def measure_casts(
     formats: Sequence[str],
-    numel: int,
+    sizes: Sequence[int],
     *,
     device: str,
     clock: Clock,
@@ -82,12 +82,12 @@ def measure_casts(
     allowance_s: float,
     backward_call_s: float = 0.0,
 ) -> Mapping[str, tuple[CastTime, ...]]:
-    """Return the points of `CastTimes` for the low `formats`, up to sizes of about `numel`.
+    """Return the points of `CastTimes` for the low `formats` at some `sizes`.
 
     Both directions of a size are measured in the same rounds, for about `allowance_s`.
     """
     found: dict[str, list[CastTime]] = {}
-    for size, layout, fmt in itertools.product(sizes_up_to(numel), LAYOUTS, formats):
+    for size, layout, fmt in itertools.product(sizes, LAYOUTS, formats):
         makers: dict[str, MakeBlock] = {way: _call(fmt, way, size, layout, device).block for way in DIRECTIONS}
         times = paired_times(
             makers, clock=clock, allowance_s=allowance_s, limits=limits, backward_call_s=backward_call_s

@@ -145,7 +145,7 @@ class IsolatedCall:
 
         def leaf(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in made:
-                own = tensor.detach().clone() if self.is_cold else tensor.detach()
+                own = tensor.detach().clone() if self.is_cold and is_dense(tensor) else tensor.detach()
                 if self.grad and tensor.requires_grad:
                     leaves.append(own.requires_grad_())
                 made[id(tensor)] = own.clone() if self.copies else own
@@ -182,6 +182,18 @@ class IsolatedCall:
         )
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements fill a block of memory, in whatever order of dimensions."""
+    if tensor.layout != torch.strided:
+        return False
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
 @functools.cache
 def _evicting() -> torch.Tensor:
     return torch.zeros(_EVICTING_BYTES // 4)
@@ -191,6 +203,11 @@ def _evict() -> None:
     """Fill the caches of the CPU with something else."""
     with torch.no_grad():
         _evicting().add_(1.0)
+
+
+def free_evicting() -> None:
+    """Free what the caches were filled with."""
+    _evicting.cache_clear()
 
 
 def _places(tensors: Any) -> dict[int, int]:

@@ -6,11 +6,12 @@ results are random numbers. Forward and backward pass through autograd in every 
 """
 
 import gc
+import itertools
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,8 +20,8 @@ from torch import fx
 from autoprec.capture import Recording, Replay
 from autoprec.graph.opgraph import OpNode
 from autoprec.measure.call_facts import CallFacts, facts_of
-from autoprec.measure.cast_time import DIRECTIONS, LAYOUTS, CastTimes, key, measure_casts, sizes_up_to
-from autoprec.measure.op_call import Arguments, IsolatedCall, Kept, isolated
+from autoprec.measure.cast_time import DIRECTIONS, LAYOUTS, CastTime, CastTimes, key, measure_casts, sizes_up_to
+from autoprec.measure.op_call import Arguments, IsolatedCall, Kept, free_evicting, isolated
 from autoprec.measure.paired import FP32, Limits, MakeBlock, Timing, backward_call, paired_times
 from autoprec.measure.step_time import Clock, clock_of
 from autoprec.measure.time_cache import OpTime, StoredTimes, load_times, save_times
@@ -71,26 +72,12 @@ def measure_op_times(
 
     Signatures that the budget does not reach are left out, the later ones of the step first.
     """
-    limits = limits or Limits()
     started = time.perf_counter()
-    bench = _bench(recording.device, limits, started)
     stored, notes = load_times(device)
     facts = facts_of(recording)
     firsts = signatures(facts)
-    names = (FP32, *formats)
-    wanted = {node: sig for sig, node in firsts.items() if any(name not in stored.ops.get(sig, {}) for name in names)}
-    casts = _missing_casts(facts, formats, stored, bench)
-    timing = _Timing(recording, wanted, formats, bench)
-    if wanted:
-        with _no_garbage_collection():
-            timing.loss()
-    fresh = StoredTimes(
-        device=stored.device,
-        torch=stored.torch,
-        num_threads=stored.num_threads,
-        ops={sig: _fitted(found, stored.ops.get(sig, {})) for sig, found in timing.found.items()},
-        casts=casts,
-    )
+    with _undisturbed(recording.device):
+        fresh, num_wanted = _measured(recording, formats, facts, stored, limits or Limits(), started)
     if fresh.ops or fresh.casts:
         notes = (*notes, *save_times(device, fresh))
     known = stored.merged(fresh)
@@ -100,10 +87,39 @@ def measure_op_times(
         times={sig: known.ops[sig] for sig in firsts if sig in known.ops},
         casts=CastTimes(points=known.casts),
         measured_s=time.perf_counter() - started if fresh.ops or fresh.casts else 0.0,
-        num_from_cache=len(firsts) - len(wanted),
+        num_from_cache=len(firsts) - num_wanted,
         num_unmeasured=sum(sig not in known.ops for sig in firsts),
         notes=notes,
     )
+
+
+def _measured(
+    recording: Recording,
+    formats: Sequence[str],
+    facts: Sequence[CallFacts],
+    stored: StoredTimes,
+    limits: Limits,
+    started: float,
+) -> tuple[StoredTimes, int]:
+    """Return what `stored` lacked, and how many signatures that were."""
+    names = (FP32, *formats)
+    wanted = {
+        node: signature
+        for signature, node in signatures(facts).items()
+        if any(name not in stored.ops.get(signature, {}) for name in names)
+    }
+    sizes = _missing_sizes(facts, formats, stored)
+    fresh = replace(stored, ops={}, casts={})
+    if not wanted and not sizes:
+        return fresh, 0
+    bench = _bench(recording.device, limits, started)
+    casts = _cast_points(sizes, formats, bench)
+    timing = _Timing(recording, wanted, formats, bench)
+    if wanted:
+        timing.loss()
+    free_evicting()
+    ops = {sig: _fitted(found, stored.ops.get(sig, {})) for sig, found in timing.found.items()}
+    return replace(fresh, ops=ops, casts=casts), len(wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,43 +241,42 @@ def _fitted(found: Mapping[str, OpTime], stored: Mapping[str, OpTime]) -> Mappin
 
 def _scaled(each: OpTime, scale: float) -> OpTime:
     timing = each.timing
-    return OpTime(
-        timing=Timing(
-            forward_s=timing.forward_s * scale,
-            backward_s=timing.backward_s * scale,
-            spread=timing.spread,
-            num_rounds=timing.num_rounds,
-            is_bound=timing.is_bound,
-            reason=timing.reason,
-        ),
-        kept=each.kept,
+    scaled = replace(timing, forward_s=timing.forward_s * scale, backward_s=timing.backward_s * scale)
+    return OpTime(timing=scaled, kept=each.kept)
+
+
+def _missing_sizes(facts: Sequence[CallFacts], formats: Sequence[str], stored: StoredTimes) -> tuple[int, ...]:
+    """Return the sizes of casts to measure for a step; none if all formats have them."""
+    numel = max((each.numel for call in facts for each in call.inputs if each.is_floating), default=0)
+    sizes = sizes_up_to(numel)
+    keys = [key(*each) for each in itertools.product(formats, DIRECTIONS, LAYOUTS)]
+    return sizes if any(len(stored.casts.get(name, ())) < len(sizes) for name in keys) else ()
+
+
+def _cast_points(sizes: Sequence[int], formats: Sequence[str], bench: _Bench) -> Mapping[str, tuple[CastTime, ...]]:
+    share = bench.limits.total_s * _CAST_SHARE / max(1, len(sizes) * len(LAYOUTS) * len(formats))
+    return measure_casts(
+        formats,
+        sizes,
+        device=bench.device,
+        clock=bench.clock,
+        limits=bench.limits,
+        allowance_s=min(share, bench.limits.signature_s / 2),
+        backward_call_s=bench.backward_call_s,
     )
 
 
-def _missing_casts(
-    facts: Sequence[CallFacts], formats: Sequence[str], stored: StoredTimes, bench: _Bench
-) -> Mapping[str, Any]:
-    """Return measured points of casts for the formats that lack some of the sizes of this step."""
-    numel = max((each.numel for call in facts for each in call.inputs if each.is_floating), default=0)
-    num_sizes = len(sizes_up_to(numel))
-    missing = [
-        fmt
-        for fmt in formats
-        if any(len(stored.casts.get(key(fmt, way, lay), ())) < num_sizes for way in DIRECTIONS for lay in LAYOUTS)
-    ]
-    if not missing:
-        return {}
-    share = bench.limits.total_s * _CAST_SHARE / (num_sizes * len(LAYOUTS) * len(missing))
-    with _no_garbage_collection(), _untouched_random(bench.device):
-        return measure_casts(
-            missing,
-            numel,
-            device=bench.device,
-            clock=bench.clock,
-            limits=bench.limits,
-            allowance_s=min(share, bench.limits.signature_s / 2),
-            backward_call_s=bench.backward_call_s,
-        )
+@contextmanager
+def _undisturbed(device: str) -> Iterator[None]:
+    """Measure without the garbage collector, and put the caller's random states back afterwards."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with _untouched_random(device):
+            yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
@@ -271,14 +286,3 @@ def _untouched_random(device: str) -> Iterator[None]:
     cuda = [place.index or 0] if place.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda):
         yield
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
