@@ -2,8 +2,9 @@
 
 For each workload of benchmarks/zoo/ one step is recorded, its calls and casts are timed, and step time and saved bytes
 of FP32 and of three low policies are predicted; then all four train in interleaved rounds and are measured. The low
-policies are those that a CPU without units for bf16 runs at a sane speed: matmuls, convolutions and attention stay FP32.
-With one thread the clock is the CPU time of the process, for calls and steps alike, since such a machine may be shared.
+policies are those that a CPU without units for bf16 runs at a sane speed: matmuls, convolutions and attention stay
+FP32. With one thread the clock is the CPU time of the process, for calls and steps alike, since such a machine may be
+shared. Nothing is read from the cache.
 """
 
 import argparse

@@ -90,7 +90,7 @@ def cast_s(numel, *, grad=True):
 
 
 def test_fp32_is_the_sum_of_its_ops():
-    found = model().predict({site: "fp32" for site in (LINEAR, TANH, EXP, LOSS)})
+    found = model().predict(dict.fromkeys((LINEAR, TANH, EXP, LOSS), "fp32"))
     assert found.op_s == pytest.approx(16.5)
     assert found.cast_s == 0.0
     assert found.step_s == pytest.approx(16.5)
@@ -127,7 +127,7 @@ def test_the_cast_of_a_parameter_is_shared_by_its_readers():
 
 
 def test_saved_memory_counts_each_block_once_and_no_parameter():
-    found = model().predict({site: "fp32" for site in (LINEAR, TANH, EXP, LOSS)})
+    found = model().predict(dict.fromkeys((LINEAR, TANH, EXP, LOSS), "fp32"))
     # linear keeps x (and w, a parameter); tanh its result; exp the memory of linear's result, and 7 bytes of its own.
     assert found.saved_bytes == 400 + 400 + 400 + 7
 
@@ -135,7 +135,7 @@ def test_saved_memory_counts_each_block_once_and_no_parameter():
 def test_saved_memory_of_low_sites_is_that_of_the_casts():
     found = model().predict({LINEAR: "bf16", TANH: "fp32", EXP: "fp32", LOSS: "fp32"})
     assert found.saved_bytes == 200 + 100 + 400 + 400 + 7
-    low = model().predict({site: "bf16" for site in (LINEAR, TANH, EXP, LOSS)})
+    low = model().predict(dict.fromkeys((LINEAR, TANH, EXP, LOSS), "bf16"))
     assert low.saved_bytes == 200 + 100 + 200 + 200 + 7
 
 
