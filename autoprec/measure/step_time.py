@@ -90,14 +90,15 @@ def interleave(
     steps_per_round: int = 3,
     warmup: int = 2,
     device: str | torch.device = "cpu",
+    clock: Clock | None = None,
 ) -> Mapping[str, tuple[float, ...]]:
-    """Return for each run its median step time in each round.
+    """Return for each run its median step time in each round, on the clock of `device` unless `clock` is given.
 
     A round takes `steps_per_round` steps of every run, one run after the other; the order turns and reverses from round
     to round, so that drift of the machine hits all runs alike. `warmup` steps of each run are not timed.
     *Units*: seconds.
     """
-    timed = _rounds(runs, steps_per_round, warmup, clock_of(device))
+    timed = _rounds(runs, steps_per_round, warmup, clock or clock_of(device))
     return _collect(runs, itertools.islice(timed, _at_least_one("rounds", rounds)))
 
 

@@ -3,6 +3,7 @@
 A run leaves one `RunRecord` (`runs/<name>/record.json`); reports and audits read records and nothing else.
 """
 
+from autoprec.records.cost import CostErrorRecord, CostModelRecord
 from autoprec.records.file import dump_record, load_record, save_record
 from autoprec.records.run import (
     SCHEMA_VERSION,
@@ -21,6 +22,8 @@ from autoprec.records.run import (
 __all__ = [
     "SCHEMA_VERSION",
     "ChosenRecord",
+    "CostErrorRecord",
+    "CostModelRecord",
     "DeviceRecord",
     "FidelityRecord",
     "GraphRecord",
