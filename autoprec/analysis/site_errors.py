@@ -8,6 +8,7 @@ the loss are measured, and the others are scaled from them.
 
 import math
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,13 +36,24 @@ class SiteErrors:
 
 
 def site_errors(
-    reference: Reference, fmt: LowFormat, sites: Sequence[Site], *, loss_scale: float = 1.0, max_steps: int = 64
+    reference: Reference,
+    fmt: LowFormat,
+    sites: Sequence[Site],
+    *,
+    loss_scale: float = 1.0,
+    max_steps: int = 64,
+    max_s: float = math.inf,
 ) -> SiteErrors:
-    """Return the error of each of `sites`. Costs one step and a half, and up to `max_steps` more."""
+    """Return the error of each of `sites`. Costs one step and a half, and up to `max_steps` more in up to `max_s`."""
+    started = time.monotonic()
     estimated = sensitivities(reference, fmt, sites)
     units = units_of([reference.recording.op_graph], sites)
     ranked = sorted(units, key=lambda unit: -_estimate(unit, estimated))
-    measured = {unit: _alone(reference, fmt, unit, loss_scale) for unit in ranked[:max_steps]}
+    measured: dict[Unit, float] = {}
+    for unit in ranked[:max_steps]:
+        if measured and time.monotonic() - started > max_s:
+            break
+        measured[unit] = _alone(reference, fmt, unit, loss_scale)
     scale = _scale(measured, estimated)
     errors: dict[Site, float] = {}
     for unit in units:

@@ -15,13 +15,16 @@ Value: TypeAlias = str | int | float
 Choice: TypeAlias = Mapping[str, Value]
 
 FP32, LOW = "fp32", "low"
+# Where a choice starts from: the classes of ops, or a plan of the front of its low format, by its place there.
+CLASSES, CUT = "classes", "cut"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dimension:
     """One parameter of a choice: its values, the one a static plan starts from, and the low format it exists for.
 
-    `layer:X` keeps a layer in FP32, `family:X` a family of free ops, `op:X` an op that defaults to FP32.
+    `plan` is what the others edit: what the classes of ops say, or a plan of the predicted front. `layer:X` keeps a
+    layer in FP32; `family:X` a family of free ops and `op:X` an op that defaults to FP32, both of the classes alone.
     """
 
     name: str
@@ -41,6 +44,7 @@ def dimensions(space: Space, layout: Layout) -> tuple[Dimension, ...]:
     layers = dict.fromkeys(layout.layer[site] for site in layout.sites if site in {*free, *searched})
     offered = (
         Dimension(name="low", values=space.low, default=space.low[0]),
+        Dimension(name="plan", values=plan_names(layout), default=CLASSES),
         Dimension(name="float32_matmul", values=precisions, default=precisions[0]),
         Dimension(name="storage", values=space.storage, default=space.storage[0]),
         *(Dimension(name=f"layer:{key}", values=(LOW, FP32), default=LOW) for key in layers),
@@ -63,6 +67,12 @@ def dimensions(space: Space, layout: Layout) -> tuple[Dimension, ...]:
     return tuple(row for row in offered if len(row.values) > 1 or row.name in stated or row.only_for)
 
 
+def plan_names(layout: Layout) -> tuple[str, ...]:
+    """Return the values of the dimension `plan`."""
+    longest = max((len(front) for front in layout.fronts.values()), default=0)
+    return (CLASSES, *(f"{CUT}-{place}" for place in range(longest)))
+
+
 def active(rows: Sequence[Dimension], low: str) -> tuple[Dimension, ...]:
     """Return the dimensions that exist when the low format is `low`."""
     return tuple(row for row in rows if row.only_for in ("", low))
@@ -83,9 +93,10 @@ def policy_of(choice: Choice, layout: Layout, *, name: str, device: Mapping[str,
 def targets_of(choice: Choice, layout: Layout) -> tuple[dict[Site, str], dict[Site, str]]:
     """Return the format of every site under `choice`, and for each that stays FP32 the reason."""
     low = str(choice["low"])
+    planned = _planned(choice, layout, low)
     targets, why = {}, {}
     for site in layout.sites:
-        reason = _kept(site, choice, layout, low)
+        reason = _kept(site, choice, layout, low) if planned is None else _kept_by(planned, site, choice, layout, low)
         targets[site] = FP32 if reason is not None else low
         if reason is not None:
             why[site] = reason
@@ -138,6 +149,28 @@ def _kept(site: Site, choice: Choice, layout: Layout, low: str) -> str | None:
         return "the layer was tried low and in fp32; fp32 was kept"
     if verdict == "free" and choice.get(f"family:{family_of(site)}") == FP32:
         return f"{family_of(site)} ops were tried low and in fp32; fp32 was kept"
+    return None
+
+
+def _planned(choice: Choice, layout: Layout, low: str) -> frozenset[Site] | None:
+    """Return the sites that run low in the plan a choice starts from; None for the classes of ops.
+
+    A front that is shorter than others ends with its most faithful plan.
+    """
+    name, front = str(choice.get("plan", CLASSES)), layout.fronts.get(low, ())
+    if name == CLASSES or not front:
+        return None
+    return front[min(int(name.removeprefix(f"{CUT}-")), len(front) - 1)]
+
+
+def _kept_by(planned: frozenset[Site], site: Site, choice: Choice, layout: Layout, low: str) -> str | None:
+    """Return why `site` stays FP32 in a choice that starts from a plan, or None if it runs low."""
+    if layout.verdict(site, low) == "must":
+        return layout.detail(site, low)
+    if site not in planned:
+        return f"planned: {low} here would cost more, in time or in gradient error, than it gains"
+    if choice.get(f"layer:{layout.layer[site]}") == FP32:
+        return "the layer was tried low and in fp32; fp32 was kept"
     return None
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autoprec.search.choices import FP32, LOW, Choice, Dimension, Value, defaults
+from autoprec.search.choices import CLASSES, FP32, LOW, Choice, Dimension, Value, defaults
+
+_NUM_CUTS = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,15 +17,30 @@ class Plan:
 
 
 def plans(rows: Sequence[Dimension]) -> tuple[Plan, ...]:
-    """Return the plans that the dimensions `rows` can express, each choice once, in the order to try them."""
+    """Return the plans that the dimensions `rows` can express, each choice once, in the order to try them.
+
+    Plans of the predicted fronts come first, evenly spread over each, the fastest ones ahead of the more faithful ones.
+    """
     lows = next(row.values for row in rows if row.name == "low")
     found: dict[tuple[tuple[str, Value], ...], Plan] = {}
+    for name in _spread(next((row.values for row in rows if row.name == "plan"), ())):
+        for low in map(str, lows):
+            choice = defaults(rows, low) | {"plan": name}
+            found.setdefault(tuple(sorted(choice.items())), Plan(name=f"{name}-{low}", choice=choice))
     for low in map(str, lows):
         start = defaults(rows, low)
         for name, edit in _EDITS.items():
             choice = start | {key: value for key, value in edit(start).items() if key in start}
             found.setdefault(tuple(sorted(choice.items())), Plan(name=f"{name}-{low}", choice=choice))
     return tuple(found.values())
+
+
+def _spread(values: Sequence[Value]) -> list[Value]:
+    """Return up to `_NUM_CUTS` of the plans of a front, both ends among them."""
+    cuts = [value for value in values if value != CLASSES]
+    if len(cuts) <= _NUM_CUTS:
+        return cuts
+    return [cuts[round(place * (len(cuts) - 1) / (_NUM_CUTS - 1))] for place in range(_NUM_CUTS)]
 
 
 def _families(choice: Choice) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autoprec.analysis import Mark, mark_recordings, run_backward
+from autoprec.analysis import Mark, mark_recordings, run_backward, static_marks
 from autoprec.capture import record, require_reproducible
 from autoprec.errors import SpaceError
 from autoprec.graph.layers import layers_of
@@ -15,6 +15,7 @@ from autoprec.runtime.matmul_precision import supported
 from autoprec.search.baselines import baselines, check_chosen
 from autoprec.search.broken import check_first_loss
 from autoprec.search.choices import Dimension, dimensions
+from autoprec.search.fronts import Fronts, fronts_of
 from autoprec.search.layout import layout_of, lowerable_sites
 from autoprec.search.space import STORAGES, Space, load_space, space_path
 from autoprec.search.trials import Catalog
@@ -35,14 +36,21 @@ class Subject:
     space: Space
     catalog: Catalog
     rows: tuple[Dimension, ...]
+    fronts: Fronts | None = None
 
 
 def record_and_mark(
-    loaded: LoadedWorkload, device: DeviceInfo, space_file: Path | None, seed: int, chosen: Sequence[str] = ()
+    loaded: LoadedWorkload,
+    device: DeviceInfo,
+    space_file: Path | None,
+    seed: int,
+    chosen: Sequence[str] = (),
+    budget_s: float = 0.0,
 ) -> Subject:
     """Return the subject of a run: one recorded step, its marks, and the space as far as the device allows.
 
-    `chosen` are the baselines; none: those that the space names.
+    `chosen` are the baselines; none: those that the space names. Without a budget for a search nothing is run to know
+    what a search would need: the marks are those of the op classes, and there are no plans.
 
     The recording and its model are gone afterwards: trials need the room.
 
@@ -56,10 +64,16 @@ def record_and_mark(
     recording = record(loaded.workload, device=device.kind, seed=seed)
     check_first_loss(recording)
     require_reproducible(recording, loaded.workload)
-    gradients = run_backward((recording,))
-    recording.model.zero_grad(set_to_none=True)
-    marks = mark_recordings((recording,), space.low, device, gradients, _MOST_STEPS).marks
-    catalog = catalog_of(recording.op_graph, marks, space, device, precisions)
+    fronts: Fronts | None = None
+    if budget_s > 0:
+        gradients = run_backward((recording,))
+        recording.model.zero_grad(set_to_none=True)
+        marking = mark_recordings((recording,), space.low, device, gradients, _MOST_STEPS)
+        marks = marking.marks
+        fronts = fronts_of(recording, marking, space.low, device, lowerable_sites(recording.op_graph), budget_s)
+    else:
+        marks = static_marks(recording.op_graph, space.low, device.kind)
+    catalog = catalog_of(recording.op_graph, marks, space, device, precisions, fronts)
     return Subject(
         loaded=loaded,
         device=device,
@@ -68,6 +82,7 @@ def record_and_mark(
         space=space,
         catalog=catalog,
         rows=dimensions(space, catalog.layout),
+        fronts=fronts,
     )
 
 
@@ -88,11 +103,19 @@ def cut_to_device(space: Space, device: DeviceInfo, precisions: Sequence[MatmulP
 
 
 def catalog_of(
-    op_graph: OpGraph, marks: Sequence[Mark], space: Space, device: DeviceInfo, precisions: Sequence[MatmulPrecision]
+    op_graph: OpGraph,
+    marks: Sequence[Mark],
+    space: Space,
+    device: DeviceInfo,
+    precisions: Sequence[MatmulPrecision],
+    fronts: Fronts | None = None,
 ) -> Catalog:
     """Return what trials are made from."""
+    layout = layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph))
+    found = {} if fronts is None else fronts.by_format
+    planned = {low: tuple(plan.low_sites for plan in front.plans) for low, front in found.items()}
     return Catalog(
         baselines=baselines(device, precisions, op_graph, space.baselines),
-        layout=layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph)),
+        layout=replace(layout, fronts=planned),
         device={"kind": device.kind, "name": device.name},
     )

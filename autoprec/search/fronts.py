@@ -1,0 +1,130 @@
+"""Fronts: the exact plans of each low format, from the fastest to the most faithful one.
+
+Op and cast times are measured on the device, errors of sites on the recorded step; a minimum cut gives the best
+assignment for each price of error (`autoprec.graph.cut`). What only a run can tell is left to the trials.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from autoprec.analysis import Diagnosis, Mark, Marking
+from autoprec.analysis.low_step import low_format
+from autoprec.analysis.site_errors import SiteErrors, site_errors
+from autoprec.capture import Recording
+from autoprec.graph.costs import OpCost, Planned
+from autoprec.graph.cut import cut_problem, predicted
+from autoprec.graph.front import sweep
+from autoprec.graph.site import Site
+from autoprec.measure.op_time import OpTimes, measure_op_times
+from autoprec.measure.paired import Limits
+from autoprec.ops import lookup
+from autoprec.runtime.device import DeviceInfo
+from autoprec.search.cost_model import CostModel
+
+# Shares of the budget of a run: op times, which the disk keeps for the next one, and errors of sites.
+_TIMES_SHARE, _ERRORS_SHARE = 0.15, 0.1
+_LONGEST_S = 60.0
+_MOST_PLANS = 12
+_NO_COST = OpCost(fp32_s=0.0, low_s=math.inf)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontPlan:
+    """One plan of a front: the sites that run low, the seconds of ops and casts it saves, and its predicted error.
+
+    `error` is the relative gradient error, as if errors of different sites were independent.
+    """
+
+    low_sites: frozenset[Site]
+    saved_s: float
+    error: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Front:
+    """The plans of one low format that save time, the fastest first, and the errors they were made from."""
+
+    low: str
+    plans: tuple[FrontPlan, ...]
+    errors: SiteErrors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fronts:
+    """The front of each low format, and the op times behind them."""
+
+    by_format: Mapping[str, Front]
+    op_times: OpTimes
+
+    @property
+    def num_plans(self) -> int:
+        """Return the length of the longest front."""
+        return max((len(front.plans) for front in self.by_format.values()), default=0)
+
+
+def fronts_of(
+    recording: Recording,
+    marking: Marking,
+    lows: Sequence[str],
+    device: DeviceInfo,
+    lowerable: Collection[Site],
+    budget_s: float,
+) -> Fronts:
+    """Return the fronts of a recorded step. Costs up to a quarter of `budget_s`."""
+    limits = Limits(total_s=min(_TIMES_SHARE * budget_s, _LONGEST_S))
+    op_times = measure_op_times(recording, tuple(lows), device, limits=limits)
+    model = CostModel(op_graph=recording.op_graph, op_times=op_times)
+    diagnoses = {each.format: each for each in marking.diagnoses}
+    found = {}
+    for low in lows:
+        fmt = low_format(low, device.kind, device.native_formats)
+        scale = _loss_scale(diagnoses.get(low))
+        sites = [site for site in recording.op_graph.sites() if site in lowerable]
+        errors = site_errors(
+            marking.references[0], fmt, sites, loss_scale=scale, max_s=_ERRORS_SHARE * budget_s / len(lows)
+        )
+        found[low] = _front(model, low, errors, kept_in(marking.marks, low))
+    return Fronts(by_format=found, op_times=op_times)
+
+
+def kept_in(marks: Sequence[Mark], low: str) -> frozenset[Site]:
+    """Return the sites that no plan lowers: faults that were seen, and ops that nothing is known of."""
+    return frozenset(
+        mark.site
+        for mark in marks
+        if mark.format == low and (mark.verdict == "must" or lookup(mark.site.op).family == "unknown")
+    )
+
+
+def _front(model: CostModel, low: str, errors: SiteErrors, kept: Collection[Site]) -> Front:
+    problem = cut_problem(model.op_graph, _costs(model, low, errors, kept), model.cast_costs(low))
+    swept = sweep(problem, max_plans=_MOST_PLANS)
+    fp32_s = predicted(problem, {}).time_s
+    plans = [
+        FrontPlan(low_sites=_low(plan), saved_s=fp32_s - plan.predicted.time_s, error=math.sqrt(plan.predicted.error))
+        for plan in swept
+        if _low(plan)
+    ]
+    return Front(low=low, plans=tuple(plan for plan in plans if plan.saved_s > 0), errors=errors)
+
+
+def _low(plan: Planned) -> frozenset[Site]:
+    return frozenset(site for site, precision in plan.assignment.items() if precision != "fp32")
+
+
+def _costs(model: CostModel, low: str, errors: SiteErrors, kept: Collection[Site]) -> dict[str, OpCost]:
+    """Return what each castable call costs, its share of its site's error with it."""
+    timed = model.op_costs(low)
+    num_calls = Counter(node.site for node in model.op_graph.calls())
+    costs = dict(timed)
+    for node in model.op_graph.calls():
+        assert node.site is not None
+        error = math.inf if node.site in kept else errors.errors.get(node.site, math.inf) / num_calls[node.site]
+        costs[node.name] = replace(timed.get(node.name, _NO_COST), error=error)
+    return costs
+
+
+def _loss_scale(diagnosis: Diagnosis | None) -> float:
+    return 1.0 if diagnosis is None else diagnosis.check.damage.loss_scale
