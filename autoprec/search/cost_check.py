@@ -7,7 +7,7 @@ from random import Random
 
 from autoprec.graph.opgraph import OpGraph
 from autoprec.graph.site import Site
-from autoprec.measure import interleave, measure_memory, speedup
+from autoprec.measure import Ratio, interleave, measure_memory, speedup
 from autoprec.measure.op_time import op_clock
 from autoprec.measure.paired import FP32
 from autoprec.measure.step_time import Clock
@@ -17,6 +17,7 @@ from autoprec.search.cost_model import CostModel
 from autoprec.search.objective import Protocol
 
 _ROUNDS = 12
+_WARMUP = 4  # until the allocator has the memory of a step
 
 
 def check_cost_model(
@@ -38,13 +39,18 @@ def check_cost_model(
     with ExitStack() as stack:
         runs = {name: stack.enter_context(protocol.train(policy)) for name, policy in chosen.items()}
         times = interleave(
-            runs, rounds=rounds, steps_per_round=1, device=protocol.device, clock=clock or op_clock(protocol.device)
+            runs,
+            rounds=rounds,
+            steps_per_round=1,
+            warmup=_WARMUP,
+            device=protocol.device,
+            clock=clock or op_clock(protocol.device),
         )
         saved = {name: measure_memory(run).saved_bytes for name, run in runs.items()}
     fp32_s = statistics.median(times[FP32])
     calibrated = model.calibrated(fp32_s, saved[FP32])
     errors = {
-        name: _error(calibrated, policy, fp32_s / speedup(times[FP32], times[name]).median, saved[name])
+        name: _error(calibrated, policy, fp32_s, speedup(times[FP32], times[name]), saved[name])
         for name, policy in chosen.items()
     }
     return calibrated, record_of(calibrated, errors)
@@ -90,8 +96,8 @@ def _is_checked(model: CostModel, protocol: Protocol, policy: Policy) -> bool:
     return model.predict_policy(policy).step_s <= protocol.slow_limit * reference
 
 
-def _error(model: CostModel, policy: Policy, step_s: float, saved_bytes: int) -> CostErrorRecord:
-    predicted = model.predict_policy(policy)
+def _error(model: CostModel, policy: Policy, fp32_s: float, faster: Ratio, saved_bytes: int) -> CostErrorRecord:
+    predicted, step_s = model.predict_policy(policy), fp32_s / faster.median
     return CostErrorRecord(
         step_s=step_s,
         predicted_step_s=predicted.step_s,
@@ -99,5 +105,6 @@ def _error(model: CostModel, policy: Policy, step_s: float, saved_bytes: int) ->
         saved_bytes=saved_bytes,
         predicted_saved_bytes=predicted.saved_bytes,
         bytes_error=predicted.saved_bytes / saved_bytes - 1 if saved_bytes else 0.0,
+        spread=faster.half_width,
         is_bound=predicted.is_bound,
     )

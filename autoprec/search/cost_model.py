@@ -78,6 +78,17 @@ class CostModel:
             raise MeasurementError(f'policy "{policy.name}": its step time cannot be predicted: {reason}; measure it')
         return self.predict(resolve(policy, self.op_graph.sites()).formats, outputs=policy.outputs)
 
+    def slowdown(self, policy: Policy, fp32_step_s: float) -> float | None:
+        """Return the predicted step time of a policy over FP32's, what it stores left out of account.
+
+        Where an op was too slow to be timed twice, it is a lower bound; None where ops were not timed in its formats.
+        """
+        formats = resolve(policy, self.op_graph.sites()).formats
+        if not set(formats.values()) <= {FP32, AS_GIVEN, PROMOTE, *self.op_times.formats}:
+            return None
+        model = self.calibrated(fp32_step_s)
+        return model.predict(formats, outputs=policy.outputs).step_s / fp32_step_s
+
     def unpredictable(self, policy: Policy) -> str:
         """Return why no time can be predicted for a policy; empty if one can."""
         measured = {FP32, AS_GIVEN, PROMOTE, *self.op_times.formats}
@@ -138,7 +149,8 @@ class CostModel:
             floating = [fact for fact in facts.outputs if fact.is_floating and fact.source[0] == facts.name]
             if floating:
                 down, up = (sum(self.cast_seconds(low, way, fact) for fact in floating) for way in ("down", "up"))
-                costs[facts.name] = CastCost(down_s=down, up_s=up)
+                shared = self.op_graph[facts.name].kind == "parameter"
+                costs[facts.name] = CastCost(down_s=down, up_s=up, shared=shared)
         return costs
 
     def cast_seconds(self, low: str, direction: str, fact: TensorFact) -> float:

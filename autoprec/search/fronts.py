@@ -17,7 +17,7 @@ from autoprec.graph.costs import OpCost, Planned
 from autoprec.graph.cut import cut_problem, predicted
 from autoprec.graph.front import sweep
 from autoprec.graph.site import Site
-from autoprec.measure.op_time import OpTimes, measure_op_times
+from autoprec.measure.op_time import measure_op_times
 from autoprec.measure.paired import Limits
 from autoprec.ops import lookup
 from autoprec.runtime.device import DeviceInfo
@@ -53,10 +53,10 @@ class Front:
 
 @dataclass(frozen=True, kw_only=True)
 class Fronts:
-    """The front of each low format, and the op times behind them."""
+    """The front of each low format, and the cost model behind them."""
 
     by_format: Mapping[str, Front]
-    op_times: OpTimes
+    cost_model: CostModel
 
     @property
     def num_plans(self) -> int:
@@ -86,7 +86,7 @@ def fronts_of(
             marking.references[0], fmt, sites, loss_scale=scale, max_s=_ERRORS_SHARE * budget_s / len(lows)
         )
         found[low] = _front(model, low, errors, kept_in(marking.marks, low))
-    return Fronts(by_format=found, op_times=op_times)
+    return Fronts(by_format=found, cost_model=model)
 
 
 def kept_in(marks: Sequence[Mark], low: str) -> frozenset[Site]:

@@ -118,4 +118,5 @@ def catalog_of(
         baselines=baselines(device, precisions, op_graph, space.baselines),
         layout=replace(layout, fronts=planned),
         device={"kind": device.kind, "name": device.name},
+        cost_model=None if fronts is None else fronts.cost_model,
     )

@@ -8,6 +8,7 @@ from autoprec.policy import Policy, resolve
 from autoprec.records.run import TrialRecord
 from autoprec.search.budget import Budget, reserve_s, trial_s
 from autoprec.search.choices import Choice, choice_key, policy_of, run_key
+from autoprec.search.cost_model import CostModel
 from autoprec.search.layout import Layout
 from autoprec.search.objective import Objective
 from autoprec.search.observer import Observer
@@ -20,11 +21,15 @@ _STALE_PROPOSALS = 25
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """What trials are made from: the baselines, the layout that choices decide about, and the device they name."""
+    """What trials are made from: the baselines, the layout that choices decide about, and the device they name.
+
+    With a `cost_model`, a policy that is predicted to be far too slow is not tried.
+    """
 
     baselines: Mapping[str, Policy]
     layout: Layout
     device: Mapping[str, str]
+    cost_model: CostModel | None = None
 
     def policy(self, name: str, choice: Choice) -> Policy:
         """Return the policy of a trial; a trial without a choice is a baseline."""
@@ -119,6 +124,26 @@ def _measured(
         observer.round_ends((number + 1) / objective.protocol.num_rounds, ratio)
         return study.report(asked, number, ratio)
 
-    record = objective.measure(asked, catalog.policy(asked.name, asked.choice), key, report)
+    policy = catalog.policy(asked.name, asked.choice)
+    record = _predicted_slow(objective, catalog, asked, policy, key)
+    if record is None:
+        record = objective.measure(asked, policy, key, report)
+    else:
+        report(0, objective.protocol.slow_limit)
     study.tell(record)
     return record
+
+
+def _predicted_slow(
+    objective: Objective, catalog: Catalog, asked: Asked, policy: Policy, key: str
+) -> TrialRecord | None:
+    """Return the record of a trial that is not worth its time, since its ops alone take far longer than an FP32 step."""
+    model, limit = catalog.cost_model, objective.protocol.slow_limit
+    slowdown = None if model is None or asked.name == "fp32" else model.slowdown(policy, objective.step_s)
+    if slowdown is None or slowdown <= limit:
+        return None
+    reason = f"predicted to be {slowdown:.1f}x slower than fp32 from the times of its ops: not tried"
+    return TrialRecord(
+        number=asked.number, name=asked.name, kind=asked.kind, choice=asked.choice, key=key, state="pruned",
+        reason=reason,
+    )  # fmt: skip

@@ -49,10 +49,11 @@ def test_errors_are_predicted_over_measured_with_fp32_as_the_bar(model):
         "fp16": preset("autocast-fp16", "cpu"),  # not timed in that format: left out
         "stored": replace(low, name="stored", float32_matmul="bf16"),
     }
-    calibrated, found = check_cost_model(model, protocol(), policies, rounds=3, clock=clock)
+    calibrated, found = check_cost_model(model, protocol(), policies, rounds=6, clock=clock)
     assert list(found.errors) == ["fp32", "low"]
     assert found.errors["fp32"].time_error == pytest.approx(0.0)
     assert found.errors["low"].step_s == pytest.approx(3.0)
+    assert found.errors["low"].spread == pytest.approx(0.0)
     predicted = calibrated.predict_policy(low).step_s
     assert found.errors["low"].predicted_step_s == pytest.approx(predicted)
     assert found.median_error == pytest.approx(abs(predicted / 3.0 - 1))
