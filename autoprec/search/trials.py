@@ -137,7 +137,7 @@ def _measured(
 def _predicted_slow(
     objective: Objective, catalog: Catalog, asked: Asked, policy: Policy, key: str
 ) -> TrialRecord | None:
-    """Return the record of a trial that is not worth its time, since its ops alone take far longer than an FP32 step."""
+    """Return the record of a trial that is not worth its time: its ops alone take far longer than an FP32 step."""
     model, limit = catalog.cost_model, objective.protocol.slow_limit
     slowdown = None if model is None or asked.name == "fp32" else model.slowdown(policy, objective.step_s)
     if slowdown is None or slowdown <= limit:
