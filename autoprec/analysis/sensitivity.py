@@ -100,9 +100,11 @@ class _Probing(LowReplay):
             norm + float(there.double().square().sum()),
         )
 
+        noted = self.noted  # not the replay itself: autograd would hold it, and with it the model
+
         def note(gradient: torch.Tensor, error: torch.Tensor) -> None:
             effect = float((gradient.double() * error.double()).square().sum())
-            self.noted[site] += effect if math.isfinite(effect) else math.inf
+            noted[site] += effect if math.isfinite(effect) else math.inf
 
         watched: torch.Tensor = _Probe.apply(wide, error.to(torch.bfloat16), note)  # type: ignore[no-untyped-call]
         return watched

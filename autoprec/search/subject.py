@@ -1,5 +1,6 @@
 """The subject: a workload recorded, marked, and seen through a search space that fits the device."""
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -61,29 +62,36 @@ def record_and_mark(
     space = load_space(space_file or space_path(device.kind))
     space = cut_to_device(replace(space, baselines=tuple(chosen) or space.baselines), device, precisions)
     check_chosen(space.baselines, device, precisions)
-    recording = record(loaded.workload, device=device.kind, seed=seed)
-    check_first_loss(recording)
-    require_reproducible(recording, loaded.workload)
-    fronts: Fronts | None = None
-    if budget_s > 0:
-        gradients = run_backward((recording,))
-        recording.model.zero_grad(set_to_none=True)
-        marking = mark_recordings((recording,), space.low, device, gradients, _MOST_STEPS)
-        marks = marking.marks
-        fronts = fronts_of(recording, marking, space.low, device, lowerable_sites(recording.op_graph), budget_s)
-    else:
-        marks = static_marks(recording.op_graph, space.low, device.kind)
-    catalog = catalog_of(recording.op_graph, marks, space, device, precisions, fronts)
+    op_graph, marks, fronts = _looked_at(loaded, device, space, seed, budget_s)
+    gc.collect()  # replays hang together in cycles, and in them the recording and its model
+    catalog = catalog_of(op_graph, marks, space, device, precisions, fronts)
     return Subject(
         loaded=loaded,
         device=device,
         seed=seed,
-        op_graph=recording.op_graph,
+        op_graph=op_graph,
         space=space,
         catalog=catalog,
         rows=dimensions(space, catalog.layout),
         fronts=fronts,
     )
+
+
+def _looked_at(
+    loaded: LoadedWorkload, device: DeviceInfo, space: Space, seed: int, budget_s: float
+) -> tuple[OpGraph, tuple[Mark, ...], Fronts | None]:
+    """Return the graph of a recorded step, its marks, and with a budget for a search, its plans."""
+    recording = record(loaded.workload, device=device.kind, seed=seed)
+    check_first_loss(recording)
+    require_reproducible(recording, loaded.workload)
+    op_graph = recording.op_graph
+    if budget_s <= 0:
+        return op_graph, static_marks(op_graph, space.low, device.kind), None
+    gradients = run_backward((recording,))
+    recording.model.zero_grad(set_to_none=True)
+    marking = mark_recordings((recording,), space.low, device, gradients, _MOST_STEPS)
+    fronts = fronts_of(recording, marking, space.low, device, lowerable_sites(op_graph), budget_s)
+    return op_graph, marking.marks, fronts
 
 
 def cut_to_device(space: Space, device: DeviceInfo, precisions: Sequence[MatmulPrecision]) -> Space:

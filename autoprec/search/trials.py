@@ -138,9 +138,10 @@ def _predicted_slow(
     objective: Objective, catalog: Catalog, asked: Asked, policy: Policy, key: str
 ) -> TrialRecord | None:
     """Return the record of a trial that is not worth its time: its ops alone take far longer than an FP32 step."""
-    model, limit = catalog.cost_model, objective.protocol.slow_limit
-    slowdown = None if model is None or asked.name == "fp32" else model.slowdown(policy, objective.step_s)
-    if slowdown is None or slowdown <= limit:
+    if catalog.cost_model is None or asked.name == "fp32":
+        return None
+    slowdown = catalog.cost_model.slowdown(policy, objective.step_s)
+    if slowdown is None or slowdown <= objective.protocol.slow_limit:
         return None
     reason = f"predicted to be {slowdown:.1f}x slower than fp32 from the times of its ops: not tried"
     return TrialRecord(
