@@ -54,10 +54,22 @@ class Recording:
         """
         return _Visitor(self, visit).loss()
 
+    def attribute(self, name: str) -> Any:
+        """Return the parameter, buffer or constant of that name as the step reads it; None if it reads none."""
+        value: Any = self.graph_module
+        for part in (_HOLDER + name).split("."):
+            value = getattr(value, part, None)
+        return value
+
     @property
     def replay_matches(self) -> bool:
         """Return whether a replay gives the recorded loss bit for bit."""
         return same_loss(self.replay().item(), self.loss)
+
+
+def attribute_name(target: str) -> str:
+    """Return the name in the model that an attribute of the graph module stands for, given its `get_attr` target."""
+    return target.removeprefix(_HOLDER)
 
 
 class Replay(fx.Interpreter):
@@ -90,7 +102,7 @@ class Replay(fx.Interpreter):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return a parameter, buffer or constant."""
-        return self._unwritten(target.removeprefix(_HOLDER), super().get_attr(target, args, kwargs))
+        return self._unwritten(attribute_name(target), super().get_attr(target, args, kwargs))
 
     def _unwritten(self, name: str, value: Any) -> Any:
         is_written = name in self._recording.written or isinstance(value, np.ndarray)
