@@ -128,7 +128,7 @@ def _faults(
 
 
 def _cures_of_constants(mark: Mark | None) -> Iterator[str]:
-    """Yield what to write instead of the constants that the format loses; FP32's own limit may be written so already."""
+    """Yield what to write instead of the constants that the format loses; FP32's own limit may stand for finfo's."""
     for reason in mark.reasons if mark else ():
         if reason.code in CURES and abs(reason.evidence["constant"]) != FORMATS["fp32"].max:
             yield CURES[reason.code]
