@@ -18,8 +18,8 @@ from autoprec.capture.recorder import Recorder
 from autoprec.errors import WorkloadError
 from autoprec.graph.opgraph import OpGraph
 from autoprec.runtime.forwards import original_forward, replace_forward, restore_forward
-from autoprec.workload import Workload, load_batches
-from autoprec.workload.batches import tensors_of
+from autoprec.workload import Workload
+from autoprec.workload.batches import first_batches, tensors_of
 from autoprec.workload.parts import build_model, check_loss
 from autoprec.workload.seeding import MODEL_STREAM, seeded
 
@@ -135,14 +135,14 @@ def record(workload: Workload, *, device: str = "cpu", seed: int = 0, digests: b
 def record_batches(
     workload: Workload, num_batches: int, *, device: str = "cpu", seed: int = 0, digests: bool = False
 ) -> tuple[Recording, ...]:
-    """Return recordings of one model's first step on each of the first `num_batches` batches, fewer if there are fewer.
+    """Return recordings of one model's first step on each of the first `num_batches` batches; fewer if an epoch has fewer.
 
     Each batch is recorded by itself, since shapes and control flow may depend on it. Raises what `record` does.
     """
     with seeded(seed, MODEL_STREAM, device):
         model = build_model(workload, device)
     _refuse_uninitialized(model)
-    batches = load_batches(workload, num_batches, device)
+    batches = first_batches(workload, num_batches, device)
     return tuple(_record(workload, model, batch, device, seed, digests=digests) for batch in batches)
 
 
