@@ -135,7 +135,7 @@ def record(workload: Workload, *, device: str = "cpu", seed: int = 0, digests: b
 def record_batches(
     workload: Workload, num_batches: int, *, device: str = "cpu", seed: int = 0, digests: bool = False
 ) -> tuple[Recording, ...]:
-    """Return recordings of one model's first step on each of the first `num_batches` batches; fewer if an epoch has fewer.
+    """Return recordings of one model's first step on each of the first batches of an epoch, `num_batches` at most.
 
     Each batch is recorded by itself, since shapes and control flow may depend on it. Raises what `record` does.
     """
