@@ -371,3 +371,16 @@ def test_fp8_rounds_operands_to_three_bits() -> None:
     rounded = referred(product, torch.rand(16, 32) + 1, weight=torch.rand(16, 32) + 1)
     error = damage(rounded, fmt, rounded.recording.op_graph.sites()).gradient_error
     assert 2.0**-9 < error < 2.0**-3  # each of three operands is off by at most 2^-4 of itself, on average by much less
+
+
+def test_a_norm_that_is_not_fused_for_its_fp32_weights_warns_nobody() -> None:
+    def loss(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x * net.gain, (8,), net.gain).square().sum()
+
+    reference = referred(loss, torch.linspace(1, 2, 8), gain=torch.ones(8))
+    torch.set_warn_always(True)  # not only once a process
+    try:
+        found = damage(reference, device_format("fp16"), reference.recording.op_graph.sites())
+    finally:
+        torch.set_warn_always(False)
+    assert (found.raised, math.isfinite(found.gradient_error)) == ("", True)
