@@ -81,9 +81,10 @@ def _result(module: ModuleType, inspection: Inspection, name: str, said: str, mu
     case = module.CASE
     named = [*case["flag_sites"], *case["fix_sites"]]
     musts = [site for site in musts if not is_wrong_norm(inspection, site, name)] if said == "safe" else musts
-    repair = next((each.repair for each in inspection.diagnoses if each.format == name), None)
-    sites = repair.sites if repair else ()
-    repaired, how = (True, "") if said == "safe" else judged(module, name, sites)
+    diagnosis = next((each for each in inspection.diagnoses if each.format == name), None)
+    sites = diagnosis.repair.sites if diagnosis and diagnosis.repair else ()
+    kept = diagnosis.kept if diagnosis else ()
+    repaired, how = (True, "") if said == "safe" else judged(module, name, kept)
     return FormatResult(
         case=case["id"], format=name, said=said,
         located=any(matches(site, each) for site in musts for each in case["flag_sites"]),

@@ -22,14 +22,8 @@ def extremes_of(recording: Recording) -> Mapping[str, Interval]:
         if node.kind == "input":
             found[node.name] = next(inputs, None)
         elif node.kind in ("parameter", "buffer", "constant"):
-            found[node.target] = _attribute(recording.graph_module, node.target)
+            found[node.target] = recording.attribute(node.target)
     return {name: ends for name, value in found.items() if (ends := _interval(value)) is not None}
-
-
-def _attribute(root: object, target: str) -> object:
-    for part in target.split("."):
-        root = getattr(root, part, None)
-    return root
 
 
 def _interval(value: object) -> Interval | None:

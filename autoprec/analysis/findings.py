@@ -1,6 +1,6 @@
 """Findings: what somebody should do something about, most harmful first."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -13,7 +13,7 @@ from autoprec.analysis.marks import Mark, Reason, ReasonCode
 from autoprec.analysis.storage import Storage
 from autoprec.analysis.storage_findings import storage_findings
 from autoprec.graph.site import Site
-from autoprec.numerics import format_named
+from autoprec.numerics import FORMATS, format_named
 
 Severity: TypeAlias = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
@@ -61,8 +61,10 @@ def findings_of(
     `explained` are the patterns that the graph shows at a site, each with its cure; `fp32_error` is the error of FP32's
     own gradient.
     """
-    found = [*_replay(matches=replay_matches), *_fp32(fp32_error), *_faults(diagnoses, explained)]
-    found += [*_coarser(diagnoses), *_sites(marks), *_loss_scale(advice)]
+    marks = tuple(marks)
+    faults = tuple(_faults(diagnoses, explained, {(mark.site, mark.format): mark for mark in marks}))
+    found = [*_replay(matches=replay_matches), *_fp32(fp32_error), *faults]
+    found += [*_coarser(diagnoses), *_sites(marks), *_loss_scale(advice, {each.site for each in faults})]
     for each in advice:
         found += _storage(storage, each.format)
     return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
@@ -92,17 +94,18 @@ def _fp32(error: float) -> Iterator[Finding]:
 
 
 def _faults(
-    diagnoses: Sequence[Diagnosis], explained: Mapping[tuple[Site, str], tuple[Reason, ...]]
+    diagnoses: Sequence[Diagnosis],
+    explained: Mapping[tuple[Site, str], tuple[Reason, ...]],
+    marked: Mapping[tuple[Site, str], Mark],
 ) -> Iterator[Finding]:
     """Yield one error for each place where a fault begins, and one for each site whose kernel is wrong."""
     for diagnosis in diagnoses:
         for chain in diagnosis.chains:
             origin, others = chain[0], chain[1:]
             reason = diagnosis.causes[origin]
-            rewrites = [CURES[reason.code]] if reason.code in CURES else []
-            rewrites += [
-                str(each.evidence["cure"]) for site in chain for each in explained.get((site, diagnosis.format), ())
-            ]
+            places = [(site, diagnosis.format) for site in chain]
+            rewrites = [cure for place in places for cure in _cures_of_constants(marked.get(place))]
+            rewrites += [str(each.evidence["cure"]) for place in places for each in explained.get(place, ())]
             cures = list(dict.fromkeys(rewrites))[:_NUM_CURES]
             yield Finding(
                 code=reason.code.value,
@@ -122,6 +125,13 @@ def _faults(
                 fix=_kept(fault.site, ()),
                 names=(fault.parameter,),
             )
+
+
+def _cures_of_constants(mark: Mark | None) -> Iterator[str]:
+    """Yield what to write instead of the constants that the format loses; FP32's own limit may stand for finfo's."""
+    for reason in mark.reasons if mark else ():
+        if reason.code in CURES and abs(reason.evidence["constant"]) != FORMATS["fp32"].max:
+            yield CURES[reason.code]
 
 
 def _coarser(diagnoses: Sequence[Diagnosis]) -> Iterator[Finding]:
@@ -162,17 +172,21 @@ def _sites(marks: Iterable[Mark]) -> Iterator[Finding]:
             if (reason.code in CURES and mark.verdict != "must") or reason.code is ReasonCode.UNKNOWN_OP:
                 cure = CURES.get(reason.code)
                 keep = _kept(mark.site, ())
+                harmless = "; no harm on the recorded batches" if cure else ""
                 yield Finding(
                     code=reason.code.value,
                     severity="note",
                     site=str(mark.site),
-                    message=reason.detail,
+                    message=reason.detail + harmless,
                     fix=f"{keep}; or {cure}" if cure else keep,
                 )
 
 
-def _loss_scale(advice: Sequence[LossScaleAdvice]) -> Iterator[Finding]:
+def _loss_scale(advice: Sequence[LossScaleAdvice], broken: Collection[str]) -> Iterator[Finding]:
+    """Yield what gradients need; that a site overflows before them is no second finding where it is an error."""
     for each in (found for one in advice for found in loss_scale_findings(one)):
+        if each.code == "forward_overflow" and each.site in broken:
+            continue
         yield Finding(code=each.code, severity=each.severity, site=each.site, message=each.message, fix=each.fix)
 
 

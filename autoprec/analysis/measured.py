@@ -17,7 +17,7 @@ from autoprec.analysis.loss_scale import GradientHistograms
 from autoprec.analysis.pieces import pieces_of
 from autoprec.analysis.seen import Seen
 from autoprec.analysis.tensor_numerics import TensorNumerics, numerics_of_pieces
-from autoprec.capture import Recording, Replay
+from autoprec.capture import Recording, Replay, attribute_name
 from autoprec.capture.facts import tensors_in_tree
 from autoprec.graph.site import LOSS_MODULE, Site
 from autoprec.workload.parts import build_optimizer
@@ -229,7 +229,7 @@ class _InstrumentedStep(Replay):
         Those are writes to `x.data`, and the running statistics that fused kernels keep.
         """
         for source in n.all_input_nodes:
-            if n.meta.get("writes") or source.target in self._written:
+            if n.meta.get("writes") or attribute_name(str(source.target)) in self._written:
                 for tensor in tensors_in_tree(self.env[source]):
                     self._tally.seen.forget(tensor)
 

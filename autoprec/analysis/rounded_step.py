@@ -9,7 +9,7 @@ import torch
 
 from autoprec.analysis.short_run import Sampler
 from autoprec.analysis.stored_values import StoredFault, percent, relative_error, stored
-from autoprec.capture import Recording, Replay
+from autoprec.capture import Recording, Replay, attribute_name
 from autoprec.capture.memory import named_tensors
 
 # A gradient that is more off than this is another gradient; rounding everything to 8 bits costs a healthy step less.
@@ -51,7 +51,7 @@ class RoundingProbe:
 
     def names(self, part: str) -> tuple[str, ...]:
         """Return the `parameters`, or the `buffers`, that the step reads and does not write to."""
-        read = [str(node.target) for node in self._recording.graph_module.graph.nodes if node.op == "get_attr"]
+        read = [node.target for node in self._recording.op_graph if node.kind in ("parameter", "buffer")]
         return tuple(
             name
             for name in dict.fromkeys(read)
@@ -104,14 +104,15 @@ class _RoundedReplay(Replay):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().get_attr(target, args, kwargs)
-        if target not in self._names:
+        name = attribute_name(target)
+        if name not in self._names:
             return value
-        if target not in self._rounded:
+        if name not in self._rounded:
             rounded = stored(value.detach(), self._format).requires_grad_(value.requires_grad)
-            self._rounded[target] = rounded
+            self._rounded[name] = rounded
             if value.requires_grad:
-                self.leaves[target] = rounded
-        return self._rounded[target]
+                self.leaves[name] = rounded
+        return self._rounded[name]
 
 
 def rounding_faults(probe: RoundingProbe, formats: Sequence[str]) -> Iterator[StoredFault]:

@@ -18,8 +18,8 @@ from autoprec.capture.recorder import Recorder
 from autoprec.errors import WorkloadError
 from autoprec.graph.opgraph import OpGraph
 from autoprec.runtime.forwards import original_forward, replace_forward, restore_forward
-from autoprec.workload import Workload, load_batches
-from autoprec.workload.batches import tensors_of
+from autoprec.workload import Workload
+from autoprec.workload.batches import first_batches, tensors_of
 from autoprec.workload.parts import build_model, check_loss
 from autoprec.workload.seeding import MODEL_STREAM, seeded
 
@@ -54,10 +54,22 @@ class Recording:
         """
         return _Visitor(self, visit).loss()
 
+    def attribute(self, name: str) -> Any:
+        """Return the parameter, buffer or constant of that name as the step reads it; None if it reads none."""
+        value: Any = self.graph_module
+        for part in (_HOLDER + name).split("."):
+            value = getattr(value, part, None)
+        return value
+
     @property
     def replay_matches(self) -> bool:
         """Return whether a replay gives the recorded loss bit for bit."""
         return same_loss(self.replay().item(), self.loss)
+
+
+def attribute_name(target: str) -> str:
+    """Return the name in the model that an attribute of the graph module stands for, given its `get_attr` target."""
+    return target.removeprefix(_HOLDER)
 
 
 class Replay(fx.Interpreter):
@@ -90,7 +102,7 @@ class Replay(fx.Interpreter):
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Return a parameter, buffer or constant."""
-        return self._unwritten(target.removeprefix(_HOLDER), super().get_attr(target, args, kwargs))
+        return self._unwritten(attribute_name(target), super().get_attr(target, args, kwargs))
 
     def _unwritten(self, name: str, value: Any) -> Any:
         is_written = name in self._recording.written or isinstance(value, np.ndarray)
@@ -123,14 +135,14 @@ def record(workload: Workload, *, device: str = "cpu", seed: int = 0, digests: b
 def record_batches(
     workload: Workload, num_batches: int, *, device: str = "cpu", seed: int = 0, digests: bool = False
 ) -> tuple[Recording, ...]:
-    """Return recordings of one model's first step on each of the first `num_batches` batches, fewer if there are fewer.
+    """Return recordings of one model's first step on each of the first batches of an epoch, `num_batches` at most.
 
     Each batch is recorded by itself, since shapes and control flow may depend on it. Raises what `record` does.
     """
     with seeded(seed, MODEL_STREAM, device):
         model = build_model(workload, device)
     _refuse_uninitialized(model)
-    batches = load_batches(workload, num_batches, device)
+    batches = first_batches(workload, num_batches, device)
     return tuple(_record(workload, model, batch, device, seed, digests=digests) for batch in batches)
 
 

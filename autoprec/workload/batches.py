@@ -38,10 +38,8 @@ def load_batches(workload: Workload, count: int, device: "torch.device | str") -
 
     Raises: `WorkloadError` if `batches()` raises, is no iterable, is empty, cannot be started again, or differs.
     """
-    if count < 1:
-        raise WorkloadError(f"cannot load {count} batches; ask for at least 1")
     seen: list[Any] = []
-    loaded = [_copied(batch, device) for batch in islice(_epoch(workload, seen), count)]
+    loaded = _started(workload, count, device, seen)
     first = _copied(loaded[0], "cpu")
     while True:
         stream = _epoch(workload, seen)
@@ -50,6 +48,20 @@ def load_batches(workload: Workload, count: int, device: "torch.device | str") -
         loaded += [_copied(each, device) for each in islice(chain([batch], stream), count - len(loaded))]
         if len(loaded) == count:
             return tuple(loaded)
+
+
+def first_batches(workload: Workload, count: int, device: "torch.device | str") -> tuple[Any, ...]:
+    """Return what `load_batches` does, but no batch twice: fewer if one call of `batches()` gives fewer."""
+    seen: list[Any] = []
+    loaded = _started(workload, count, device, seen)
+    _check_same(_copied(loaded[0], "cpu"), next(_epoch(workload, seen)))
+    return tuple(loaded)
+
+
+def _started(workload: Workload, count: int, device: "torch.device | str", seen: list[Any]) -> list[Any]:
+    if count < 1:
+        raise WorkloadError(f"cannot load {count} batches; ask for at least 1")
+    return [_copied(batch, device) for batch in islice(_epoch(workload, seen), count)]
 
 
 def _epoch(workload: Workload, seen: list[Any]) -> Iterator[Any]:

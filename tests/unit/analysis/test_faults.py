@@ -118,7 +118,7 @@ def chaotic(seed: int) -> Workload:
 def test_chaos_is_no_fault(seed: int) -> None:
     reference = reference_of(record(chaotic(seed)))
     fmt = format_of("bf16", "device")
-    found = check_format([reference], fmt, reference.recording.op_graph.sites(), 1.0)
+    found = check_format([reference], fmt, reference.recording.op_graph.sites(), 1.0, 1.0)
     assert replace(found, floor=0.0).is_broken  # by the error alone it would be
     assert not found.is_broken
 
@@ -129,10 +129,11 @@ def test_the_worst_batch_counts() -> None:
 
     batches = torch.ones(4), torch.full((4,), 300.0), torch.full((4,), 2.0)
     references = [reference_of(each) for each in record_batches(workload(loss, *batches, gain=torch.ones(4)), 3)]
-    found = check_format(references, device_format("fp16"), references[0].recording.op_graph.sites(), 1.0)
+    sites = references[0].recording.op_graph.sites()
+    found = check_format(references, device_format("fp16"), sites, 1.0, 1.0)
     assert (found.batch, found.is_broken, found.damage.gradient_error) == (1, True, math.inf)
-    healthy = check_format(references[::2], device_format("fp16"), references[0].recording.op_graph.sites(), 8.0)
+    healthy = check_format(references[::2], device_format("fp16"), sites, 8.0, 8.0)
     assert not healthy.is_broken
     assert healthy.damage.loss_scale == 8.0
-    only = check_format(references, device_format("fp16"), [site("mul#0")], 1.0)
+    only = check_format(references, device_format("fp16"), [site("mul#0")], 1.0, 1.0)
     assert not only.is_broken

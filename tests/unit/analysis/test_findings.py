@@ -13,6 +13,7 @@ from autoprec.analysis.repair import Repair
 from autoprec.analysis.storage import Storage, StoredParameter
 from autoprec.analysis.stored_values import StoredFault
 from autoprec.graph.site import Site
+from autoprec.numerics import FORMATS
 from tests.op_graphs import chain, node
 
 GRAPH = chain(
@@ -33,7 +34,7 @@ def diagnosis(*chains: tuple[Site, ...], faults: tuple[KernelFault, ...] = ()) -
     causes = {
         site: Reason(code=code, detail=f"{site.op} breaks; the gradient is off")
         for site, code in zip(
-            sites, (ReasonCode.CONSTANT_OVERFLOWS, ReasonCode.READS_OVERFLOW, ReasonCode.OVERFLOW), strict=False
+            sites, (ReasonCode.OVERFLOW_INSIDE, ReasonCode.READS_OVERFLOW, ReasonCode.OVERFLOW), strict=False
         )
     }
     repair = Repair(format="fp16", sites=sites, error=0.0, alone={}, num_steps=9, is_minimal=True)
@@ -70,7 +71,7 @@ def find(
 def test_the_most_harmful_comes_first() -> None:
     found = find(QUIET, diagnosis((FILL, EXP)), needed=True, matches=False)
     assert [(each.severity, each.code) for each in found] == [
-        ("error", "constant_overflows"),
+        ("error", "overflow_inside"),
         ("warning", "replay_differs"),
         ("warning", "gradients_underflow"),
         ("note", "unknown_op"),
@@ -92,11 +93,31 @@ def errors(*diagnoses: Diagnosis) -> list[Finding]:
     return [each for each in find(QUIET, *diagnoses) if each.severity == "error"]
 
 
+def test_an_error_offers_what_to_write_instead_of_the_lost_constants_of_its_chain() -> None:
+    (error,) = errors(diagnosis((EXP, ADD)))
+    assert error.fix.endswith("; or use an eps that the format holds, or add it outside of the low region")
+    (other,) = errors(diagnosis((EXP,)))
+    assert other.fix == 'keep it in FP32: {sites: ":exp#0", format: fp32}'
+
+
+def test_the_limit_of_fp32_is_not_to_be_written_as_what_it_may_be_written_as() -> None:
+    graph = chain(node("c", "masked_fill", constants=(-FORMATS["fp32"].max,)))
+    found = constant_marks(lost_constants(graph, ("fp16",)))
+    broken = diagnosis((FILL,))
+    said = findings_of(found, (broken,), (advice(needed=False),), QUIET, replay_matches=True)
+    assert [each.fix for each in said if each.severity == "error"] == [
+        'keep it in FP32: {sites: ":masked_fill#0", format: fp32}'
+    ]
+
+
 def test_a_chain_is_one_finding_where_it_begins_that_names_the_readers() -> None:
     first, second = errors(diagnosis((FILL, EXP), (ADD,)))
-    assert (first.site, first.code, second.site) == (":masked_fill#0", "constant_overflows", ":add#0")
+    assert (first.site, first.code, second.site) == (":masked_fill#0", "overflow_inside", ":add#0")
     assert ", and with it :exp#0, which read what it makes" in first.fix
-    assert second.fix == 'keep it in FP32: {sites: ":add#0", format: fp32}'
+    assert second.fix == (
+        'keep it in FP32: {sites: ":add#0", format: fp32}; '
+        "or use an eps that the format holds, or add it outside of the low region"
+    )
 
 
 def test_a_wrong_kernel_is_an_error_of_its_own() -> None:
@@ -109,7 +130,20 @@ def test_a_wrong_kernel_is_an_error_of_its_own() -> None:
 def test_a_constant_that_does_harm_is_no_note_beside_its_error() -> None:
     found = [each for each in find(QUIET, diagnosis((ADD,))) if each.site == ":add#0"]
     assert [each.severity for each in found] == ["error"]
-    assert [each.severity for each in find() if each.site == ":add#0"] == ["note"]
+    (note,) = [each for each in find() if each.site == ":add#0"]
+    assert (note.severity, note.message) == ("note", "1e-08 becomes 0 in fp16; no harm on the recorded batches")
+    assert all("no harm" not in each.message for each in found)
+
+
+def test_an_overflow_that_no_scale_helps_is_told_once() -> None:
+    overflows = replace(advice(needed=False), forward_overflow=(str(EXP),))
+
+    def said(*diagnoses: Diagnosis) -> list[tuple[str, str]]:
+        found = findings_of(marks(*diagnoses), diagnoses, (overflows,), QUIET, replay_matches=True)
+        return [(each.severity, each.code) for each in found if each.site == str(EXP)]
+
+    assert said() == [("warning", "forward_overflow")]
+    assert said(diagnosis((EXP,))) == [("error", "overflow_inside")]
 
 
 def test_an_underflow_names_the_worst_site_and_the_scale() -> None:

@@ -248,19 +248,24 @@ def scaled(factor: float) -> Reference:
 
 
 @pytest.mark.parametrize(
-    ("factor", "given", "used", "error"),
+    ("factor", "given", "least", "used", "error"),
     [
-        (4.0, 1024.0, 1024.0, 0.0),
-        (4.0, 2.0**16, 2.0**10, 0.0),  # 4 * 2^16 is beyond 65504, and 2^6 smaller is not
-        (3.0e4, 2.0**16, 1.0, 0.0),  # 2^10 and 2^4 are too large as well
-        (3.0e4, 2.0**20, 2.0**2, math.inf),  # three times at most
-        (1.0e5, 1.0, 1.0, math.inf),
+        (4.0, 1024.0, 1.0, 1024.0, 0.0),
+        (4.0, 2.0**16, 1.0, 2.0**10, 0.0),  # 4 * 2^16 is beyond 65504, and 2^6 smaller is not
+        (4.0, 2.0**16, 2.0**12, 2.0**12, 0.0),
+        (4.0, 2.0**16, 2.0**15, 2.0**16, math.inf),  # the least is too large: nothing helps
+        (4.0, 2.0**16, None, 2.0**16, math.inf),
+        (3.0e4, 2.0**16, 1.0, 1.0, 0.0),  # 2^10 and 2^4 are too large as well
+        (3.0e4, 2.0**16, 2.0, 2.0, 0.0),
+        (3.0e4, 2.0**20, 1.0, 2.0**20, math.inf),  # three times at most, which is 2^2
+        (3.0e4, 2.0**19, 1.0, 2.0, 0.0),
+        (1.0e5, 1.0, 1.0, 1.0, math.inf),
     ],
 )
 def test_the_loss_scale_backs_off_where_gradients_are_not_finite(
-    factor: float, given: float, used: float, error: float
+    factor: float, given: float, least: float | None, used: float, error: float
 ) -> None:
-    found = damage(scaled(factor), format_of("fp16"), [site("mul#0")], loss_scale=given)
+    found = damage(scaled(factor), format_of("fp16"), [site("mul#0")], loss_scale=given, least_scale=least)
     assert (found.loss_scale, found.gradient_error) == (used, error)
 
 
@@ -366,3 +371,16 @@ def test_fp8_rounds_operands_to_three_bits() -> None:
     rounded = referred(product, torch.rand(16, 32) + 1, weight=torch.rand(16, 32) + 1)
     error = damage(rounded, fmt, rounded.recording.op_graph.sites()).gradient_error
     assert 2.0**-9 < error < 2.0**-3  # each of three operands is off by at most 2^-4 of itself, on average by much less
+
+
+def test_a_norm_that_is_not_fused_for_its_fp32_weights_warns_nobody() -> None:
+    def loss(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x * net.gain, (8,), net.gain).square().sum()
+
+    reference = referred(loss, torch.linspace(1, 2, 8), gain=torch.ones(8))
+    torch.set_warn_always(True)  # not only once a process
+    try:
+        found = damage(reference, device_format("fp16"), reference.recording.op_graph.sites())
+    finally:
+        torch.set_warn_always(False)
+    assert (found.raised, math.isfinite(found.gradient_error)) == ("", True)

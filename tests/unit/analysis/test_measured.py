@@ -103,7 +103,7 @@ def test_gradients_are_those_of_the_loss_scale_analysis():
         return nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.LayerNorm(4), nn.Linear(4, 2))
 
     recording = record(workload(make, torch.randn(5, 3)))
-    assert measured_numerics([recording], sgd, FORMATS).gradients() == run_backward(recording)
+    assert measured_numerics([recording], sgd, FORMATS).gradients() == run_backward([recording])
 
 
 def test_a_tensor_edited_in_place_is_what_it_was_when_it_was_read():

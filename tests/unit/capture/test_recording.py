@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from autoprec.capture import Recording, record
+from autoprec.capture import Recording, attribute_name, record
 from autoprec.errors import CaptureError, WorkloadError
 from autoprec.workload import Workload
 from autoprec.workload.seeding import seeded
@@ -357,3 +357,12 @@ def test_a_module_may_be_called_as_an_attribute_of_fx_graph_modules_is() -> None
     recording = record(workload)
     assert recording.replay_matches
     assert next(node.target for node in recording.op_graph if node.kind == "parameter") == "code.weight"
+
+
+def test_attributes_are_told_by_their_names_in_the_model() -> None:
+    recording = record(workload(lambda m, x: m.one(x) + m.offset))
+    assert recording.attribute("one.weight") is recording.model.get_parameter("one.weight")
+    assert recording.attribute("offset") is recording.model.get_buffer("offset")
+    assert recording.attribute("two.weight") is None  # which the step does not read
+    targets = [str(node.target) for node in recording.graph_module.graph.nodes if node.op == "get_attr"]
+    assert {attribute_name(each) for each in targets} == {"one.weight", "one.bias", "offset"}

@@ -65,7 +65,8 @@ def test_json_has_the_documented_shape(capsys, faulty):
     code, found = inspected(capsys, faulty)
     assert code == 1
     assert list(found) == [
-        "schema_version", "workload", "device", "graph", "sites", "diagnoses", "storage", "loss_scale", "findings",
+        "schema_version", "workload", "device", "graph", "num_batches", "fp32_error", "sites", "diagnoses", "storage",
+        "loss_scale", "findings",
     ]  # fmt: skip
     assert (found["schema_version"], found["workload"], found["device"]["kind"]) == (1, "faulty", "cpu")
     assert list(found["graph"]) == ["num_sites", "num_nodes", "replay_matches"]
@@ -88,8 +89,10 @@ def test_json_names_the_fault_at_its_site_first(capsys, faulty):
     assert (found["findings"][0]["severity"], found["findings"][0]["site"]) == ("error", "scale:add#0")
     (site,) = [each for each in found["sites"] if each["site"] == "scale:add#0"]
     assert site["verdicts"]["fp16"]["verdict"] == "must"
-    assert [reason["code"] for reason in site["verdicts"]["fp16"]["reasons"]] == ["underflow", "guard_vanishes"]
-    assert site["verdicts"]["fp16"]["reasons"][1]["evidence"]["constant"] == 1e-8
+    reasons = site["verdicts"]["fp16"]["reasons"]
+    # what the run showed, the pattern that explains it, and the constant
+    assert [reason["code"] for reason in reasons] == ["underflow", "divisor_near_zero", "guard_vanishes"]
+    assert reasons[2]["evidence"]["constant"] == 1e-8
     assert site["verdicts"]["bf16"]["verdict"] == "free"
 
 
@@ -264,7 +267,8 @@ def test_explain_shows_one_site_with_every_reason(capsys, faulty):
     lines = [line.split() for line in out.splitlines()]
     assert ["source", "faulty.py:12", *["return", "(x", "-", "low)", "/", "(high", "-", "low", "+", "1e-8)"]] in lines
     (verdict,) = [line for line in lines if line[:2] == ["fp16", "must"]]
-    assert "1e-08" in verdict
+    assert " ".join(verdict[2:]).startswith("1 of its 2 results are 0 in fp16 and not in FP32")
+    assert ["1e-08", "becomes", "0", "in", "fp16"] in lines  # the last of its reasons, on a line of its own
     assert ["reads", "scale:sub#1", "faulty.py:12"] in lines
     assert ["read", "by", "scale:div#0", "faulty.py:12"] in lines
 

@@ -47,7 +47,7 @@ def measured(role, values, index=0, sources=()) -> SiteTensor:
 def inspection(*tensors: SiteTensor, op_graph: OpGraph | None = None, needed: bool = False) -> Inspection:
     reasons = tuple(Reason(code=ReasonCode.DENY_OP, detail=detail) for detail in ("first reason", "second reason"))
     return Inspection(
-        formats=FORMATS, op_graph=op_graph or graph(), replay_matches=True,
+        formats=FORMATS, op_graph=op_graph or graph(), num_batches=2, replay_matches=True, fp32_error=0.0, diagnoses=(),
         marks=(
             Mark(site=MID, format="fp16", verdict="must", reasons=reasons),
             Mark(site=MID, format="bf16", verdict="free"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from autoprec.analysis import GradientHistograms, Inspection, LossScaleAdvice, Storage, static_marks
+from autoprec.analysis.build_up import SiteError
 from autoprec.analysis.diagnosis import Diagnosis, diagnosis_marks
 from autoprec.analysis.faults import FormatCheck
 from autoprec.analysis.findings import findings_of
@@ -37,6 +38,10 @@ BROKEN = Diagnosis(
             site=Site("", "sum", 0), format="fp16", parameter="w", error=0.5, ideal_error=0.01, alone=0.4, numel=8
         ),
     ),
+    errors=(
+        SiteError(site=Site("", "linear", 0), first=0.001, last=0.25),
+        SiteError(site=EXP, first=math.inf, last=math.inf),
+    ),
 )  # fmt: skip
 
 
@@ -46,7 +51,8 @@ def inspection(diagnosis: Diagnosis) -> Inspection:
     )  # fmt: skip
     marks = merge((*static_marks(GRAPH, ("fp16",), "cpu"), *diagnosis_marks(diagnosis)))
     return Inspection(
-        formats=("fp16",), op_graph=GRAPH, num_batches=2, replay_matches=True, marks=marks, diagnoses=(diagnosis,),
+        formats=("fp16",), op_graph=GRAPH, num_batches=2, replay_matches=True, fp32_error=math.nan, marks=marks,
+        diagnoses=(diagnosis,),
         gradients=GradientHistograms(parameters={}, activations={}), advice=(ADVICE,), storage=storage,
         findings=findings_of(marks, (diagnosis,), (ADVICE,), storage, replay_matches=True),
     )  # fmt: skip
@@ -61,6 +67,10 @@ def test_a_diagnosis_is_written_with_its_repair_and_its_wrong_kernels() -> None:
             "repair": {
                 "sites": [":exp#0"], "chains": [[":exp#0"]], "gradient_error": 0.02, "num_steps": 7, "is_minimal": True,
             },
+            "errors": [
+                {"site": ":linear#0", "first": 0.001, "last": 0.25},
+                {"site": ":exp#0", "first": "inf", "last": "inf"},
+            ],
             "kernel_faults": [
                 {
                     "site": ":sum#0", "format": "fp16", "parameter": "w", "error": 0.5, "ideal_error": 0.01,

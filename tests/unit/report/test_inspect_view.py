@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -59,7 +60,7 @@ def view(
     diagnoses: tuple[Diagnosis, ...] = (),
 ) -> InspectView:  # fmt: skip
     inspection = Inspection(
-        formats=FORMATS, op_graph=GRAPH, num_batches=3, replay_matches=True, diagnoses=diagnoses,
+        formats=FORMATS, op_graph=GRAPH, num_batches=3, replay_matches=True, fp32_error=0.0, diagnoses=diagnoses,
         marks=marks or static_marks(GRAPH, FORMATS, "cpu"),
         gradients=GradientHistograms(parameters={}, activations={}),
         advice=(advice("fp16", needed=True), advice("bf16")), storage=storage, findings=findings,
@@ -138,10 +139,12 @@ def test_warnings_on_storage_stand_there_too() -> None:
     assert (view(warning).findings, view(warning).storage_notes) == ((), ("they stall; keep FP32",))
 
 
-def test_the_headline_counts_faults_by_site() -> None:
-    assert view().headline == "net on cpu (test): 17 sites, no fault in fp16 and bf16"
-    assert "1 fault in" in view(finding("blocks.0:add#0"), finding("blocks.0:add#0", fmt="bf16")).headline
-    assert "2 faults in" in view(finding("blocks.0:add#0"), finding("blocks.1:add#0")).headline
+def test_the_headline_says_how_many_sites_each_format_needs_in_fp32() -> None:
+    assert view().headline == "net on cpu (test): 17 sites"  # nothing was run
+    broken, healthy = diagnosis(0.5, 0.01, faults=2), replace(diagnosis(0.0123), format="fp16")
+    assert view(diagnoses=(healthy, broken)).headline == (
+        "net on cpu (test): 17 sites; fp16 breaks none; bf16 needs 2 of them in FP32"
+    )
 
 
 def test_the_loss_scale_is_a_sentence() -> None:

@@ -73,7 +73,7 @@ def test_the_loss_scale_sentence_says_what_it_saves_and_its_bounds() -> None:
 
 def test_where_no_scale_helps_the_site_is_named() -> None:
     sentence = scale_sentence(replace(ADVICE, forward_overflow=("income.0:linear#0",)))
-    assert sentence == "none helps: income.0:linear#0 overflows in the forward pass"
+    assert sentence == "none helps until income.0:linear#0 is in FP32: it overflows in the forward pass"
 
 
 def test_fp8_needs_none() -> None:

@@ -13,6 +13,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from autoprec.errors import WorkloadError
 from autoprec.workload import Workload, load_batches, to_device
+from autoprec.workload.batches import first_batches
 
 Pair = collections.namedtuple("Pair", "x y")
 
@@ -247,3 +248,17 @@ def test_an_exception_in_batches_is_blamed_at_the_users_line():
     with pytest.raises(WorkloadError, match=r"test_batches\.py:\d+: batches\(\) raised OSError: disk") as caught:
         load_batches(workload(broken), 2, "cpu")
     assert isinstance(caught.value.__cause__, OSError)
+
+
+@pytest.mark.parametrize(("count", "values"), [(1, [0]), (2, [0, 1]), (3, [0, 1, 2]), (9, [0, 1, 2])])
+def test_first_batches_holds_no_batch_twice(count, values):
+    batches = [torch.tensor(each) for each in range(3)]
+    assert [each.item() for each in first_batches(workload(lambda: batches), count, "cpu")] == values
+
+
+def test_first_batches_refuses_what_cannot_be_started_again():
+    stream = iter([tensor()])
+    with pytest.raises(WorkloadError, match="again"):
+        first_batches(workload(lambda: stream), 1, "cpu")
+    with pytest.raises(WorkloadError, match="cannot load 0 batches"):
+        first_batches(workload(lambda: [tensor()]), 0, "cpu")
