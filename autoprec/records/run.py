@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from autoprec.records.planner import PlannerRecord
+
 SCHEMA_VERSION = 1
 
 TrialKind: TypeAlias = Literal["baseline", "plan", "search", "policy"]
@@ -197,6 +199,7 @@ class RunRecord:
     study: str | None
     interrupted: bool
     wall_s: float
+    planner: PlannerRecord | None = None
 
     @property
     def baselines(self) -> tuple[TrialRecord, ...]:

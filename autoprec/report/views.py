@@ -2,9 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from autoprec.records.planner import PlannerRecord
 from autoprec.records.run import ChosenRecord, FidelityRecord, Interval, RunRecord, TrialRecord
 from autoprec.search.decide import faithful_baselines, speedup_of
 
@@ -134,6 +135,25 @@ def _facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         ("workload", f"{record.workload}: {graph.num_sites} sites, {graph.num_nodes} nodes, graph {graph.fingerprint}"),
         ("device", f"{record.device.name} ({record.device.kind}), torch {record.versions.get('torch', '?')}"),
         ("measured", f"{measured}, {record.horizon} steps each" + (f"; {', '.join(details)}" if details else "")),
+        *_planned(record.planner),
+    )
+
+
+def _planned(planner: PlannerRecord | None) -> Iterator[tuple[str, str]]:
+    """Yield what the search began with: the predicted plans, and what was measured to make them."""
+    if planner is None:
+        return
+    units = sum(each.num_measured for each in planner.errors.values())
+    sources = f"times of {_count(planner.num_signatures, 'op', 'ops')} and errors of {_count(units, 'group', 'groups')}"
+    if not planner.plans:
+        yield "planned", f"nothing: by the {sources}, no site is faster low"
+        return
+    best = max(planner.plans, key=lambda plan: plan.saved_s)
+    number = _count(len(planner.plans), "plan", "plans")
+    yield (
+        "planned",
+        f"{number} from the {sources}; the fastest saves {1e3 * best.saved_s:.3g} ms a step with "
+        f"{best.num_low_sites} sites in {best.low}, predicted",
     )
 
 

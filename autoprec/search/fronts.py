@@ -16,10 +16,12 @@ from autoprec.capture import Recording
 from autoprec.graph.costs import OpCost, Planned
 from autoprec.graph.cut import cut_problem, predicted
 from autoprec.graph.front import sweep
+from autoprec.graph.opgraph import OpGraph
 from autoprec.graph.site import Site
 from autoprec.measure.op_time import measure_op_times
 from autoprec.measure.paired import Limits
 from autoprec.ops import lookup
+from autoprec.records.planner import PlannerRecord, PlanRecord, SiteErrorsRecord
 from autoprec.runtime.device import DeviceInfo
 from autoprec.search.cost_model import CostModel
 
@@ -44,11 +46,15 @@ class FrontPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Front:
-    """The plans of one low format that save time, the fastest first, and the errors they were made from."""
+    """The plans of one low format that save time, the fastest first, and what they were made from.
+
+    `gains` are the seconds that ops of a site save in the format, without casts, where they were measured.
+    """
 
     low: str
     plans: tuple[FrontPlan, ...]
     errors: SiteErrors
+    gains: Mapping[Site, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +64,23 @@ class Fronts:
     by_format: Mapping[str, Front]
     cost_model: CostModel
 
-    @property
-    def num_plans(self) -> int:
-        """Return the length of the longest front."""
-        return max((len(front.plans) for front in self.by_format.values()), default=0)
+    def record(self) -> PlannerRecord:
+        """Return the fronts as records hold them."""
+        times = self.cost_model.op_times
+        plans = [
+            PlanRecord(low=low, num_low_sites=len(plan.low_sites), saved_s=plan.saved_s, error=plan.error)
+            for low, front in self.by_format.items()
+            for plan in front.plans
+        ]
+        errors = {low: _errors_record(front.errors) for low, front in self.by_format.items()}
+        return PlannerRecord(
+            plans=tuple(plans),
+            num_signatures=times.num_signatures,
+            num_from_cache=times.num_from_cache,
+            num_unmeasured=times.num_unmeasured,
+            op_times_s=times.measured_s,
+            errors=errors,
+        )
 
 
 def fronts_of(
@@ -107,7 +126,30 @@ def _front(model: CostModel, low: str, errors: SiteErrors, kept: Collection[Site
         for plan in swept
         if _low(plan)
     ]
-    return Front(low=low, plans=tuple(plan for plan in plans if plan.saved_s > 0), errors=errors)
+    return Front(
+        low=low,
+        plans=tuple(plan for plan in plans if plan.saved_s > 0),
+        errors=errors,
+        gains=_gains(model.op_graph, model.op_costs(low)),
+    )
+
+
+def _gains(op_graph: OpGraph, costs: Mapping[str, OpCost]) -> dict[Site, float]:
+    gains: dict[Site, float] = {}
+    for node in op_graph.calls():
+        cost = costs.get(node.name)
+        if node.site is not None and cost is not None and cost.low_s < math.inf:
+            gains[node.site] = gains.get(node.site, 0.0) + cost.fp32_s - cost.low_s
+    return gains
+
+
+def _errors_record(errors: SiteErrors) -> SiteErrorsRecord:
+    correlation = errors.rank_correlation
+    return SiteErrorsRecord(
+        num_units=errors.num_units,
+        num_measured=errors.num_measured,
+        rank_correlation=None if math.isnan(correlation) else correlation,
+    )
 
 
 def _low(plan: Planned) -> frozenset[Site]:

@@ -124,7 +124,7 @@ def catalog_of(
     planned = {low: tuple(plan.low_sites for plan in front.plans) for low, front in found.items()}
     return Catalog(
         baselines=baselines(device, precisions, op_graph, space.baselines),
-        layout=replace(layout, fronts=planned),
+        layout=replace(layout, fronts=planned, gains={low: front.gains for low, front in found.items()}),
         device={"kind": device.kind, "name": device.name},
         cost_model=None if fronts is None else fronts.cost_model,
     )

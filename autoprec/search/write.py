@@ -115,6 +115,7 @@ def run_record(
         study=None,
         interrupted=False,
         wall_s=wall_s,
+        planner=None if subject.fronts is None else subject.fronts.record(),
     )
 
 
