@@ -198,6 +198,7 @@ class _InstrumentedStep(Replay):
         loss = self.loss()
         self._is_backward = True
         loss.backward()
+        self.env.clear()  # what is left holds hooks that hold this, a cycle that no garbage collector sees
 
     def run_node(self, n: fx.Node) -> Any:
         """Run a call, reading what it reads before, and what it returns after."""

@@ -1,5 +1,7 @@
 import dataclasses
+import gc
 import math
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -389,3 +391,12 @@ def test_pieces_are_all_that_a_large_tensor_takes_beyond_the_step():
     with LiveBytes() as plain:
         model(x).sum().backward()
     assert instrumented.peak <= 1.5 * plain.peak
+
+
+def test_nothing_holds_the_model_afterwards():
+    recording = record(workload(lambda: nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), torch.randn(5, 3)))
+    model = weakref.ref(recording.model)
+    measured_numerics([recording], sgd, FORMATS)
+    del recording
+    gc.collect()
+    assert model() is None
