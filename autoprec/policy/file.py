@@ -24,6 +24,7 @@ _KEYS = (
     "float32_matmul",
     "float8",
     "loss_scale",
+    "memory_format",
     "outputs",
     "rules",
     "fallback",
@@ -61,6 +62,7 @@ def dump_policy(policy: Policy) -> str:
         "float32_matmul",
         *(("float8",) if policy.float8 != Float8() else ()),
         "loss_scale",
+        *(("memory_format",) if policy.memory_format != "as_given" else ()),
         "outputs",
     )
     lines += [f"{key}: {flow(plain[key])}" for key in settings]
@@ -91,6 +93,7 @@ def to_plain(policy: Policy) -> dict[str, Any]:
         "float32_matmul": policy.float32_matmul,
         "float8": {"scaling": policy.float8.scaling},
         "loss_scale": _loss_scale_plain(policy.loss_scale),
+        "memory_format": policy.memory_format,
         "outputs": policy.outputs,
         "rules": [_rule_plain(rule) for rule in policy.rules],
         "fallback": _rule_plain(policy.fallback),
@@ -166,6 +169,7 @@ def _policy(root: Entry) -> Policy:
         "float32_matmul": lambda entry: entry.text("float32_matmul"),
         "float8": _float8,
         "loss_scale": _loss_scale,
+        "memory_format": lambda entry: entry.text("memory_format"),
         "outputs": lambda entry: entry.text("outputs"),
         "fallback": lambda entry: _rule(entry, "fallback"),
         "evidence": _evidence,

@@ -15,14 +15,21 @@ class Plan:
 
 
 def plans(rows: Sequence[Dimension]) -> tuple[Plan, ...]:
-    """Return the plans that the dimensions `rows` can express, each choice once, in the order to try them."""
+    """Return the plans that the dimensions `rows` can express, each choice once, in the order to try them.
+
+    Each comes in every layout that the space offers, one after the other.
+    """
     lows = next(row.values for row in rows if row.name == "low")
+    offered = next((row.values for row in rows if row.name == _LAYOUT), (None,))
+    layouts = {layout: "-channels-last" if layout == "channels_last" else "" for layout in offered}
     found: dict[tuple[tuple[str, Value], ...], Plan] = {}
     for low in map(str, lows):
         start = defaults(rows, low)
         for name, edit in _EDITS.items():
             choice = start | {key: value for key, value in edit(start).items() if key in start}
-            found.setdefault(tuple(sorted(choice.items())), Plan(name=f"{name}-{low}", choice=choice))
+            for layout, suffix in layouts.items():
+                laid = choice | ({} if layout is None else {_LAYOUT: layout})
+                found.setdefault(tuple(sorted(laid.items())), Plan(name=f"{name}-{low}{suffix}", choice=laid))
     return tuple(found.values())
 
 
@@ -53,6 +60,7 @@ def _everything(choice: Choice) -> dict[str, Value]:
     return {name: LOW for name in choice if name.startswith("op:")}
 
 
+_LAYOUT = "memory_format"
 _MATMULS = ("matmul", "attention", "linalg")
 _NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
 

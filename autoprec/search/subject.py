@@ -7,6 +7,7 @@ from pathlib import Path
 from autoprec.analysis import Mark, inspect_recordings
 from autoprec.capture import record, require_reproducible
 from autoprec.errors import SpaceError
+from autoprec.graph.convolutions import has_convolutions
 from autoprec.graph.layers import layers_of
 from autoprec.graph.opgraph import OpGraph
 from autoprec.policy import MatmulPrecision
@@ -54,6 +55,7 @@ def record_and_mark(
     space = cut_to_device(replace(space, baselines=tuple(chosen) or space.baselines), device, precisions)
     check_chosen(space.baselines, device, precisions)
     recording = record(loaded.workload, device=device.kind, seed=seed)
+    space = cut_to_graph(space, recording.op_graph)
     check_first_loss(recording)
     require_reproducible(recording, loaded.workload)
     marks = inspect_recordings((recording,), loaded.workload, space.low, device, max_steps=_MOST_STEPS).marks
@@ -85,12 +87,19 @@ def cut_to_device(space: Space, device: DeviceInfo, precisions: Sequence[MatmulP
     return replace(space, low=low, float32_matmul=matmul or ("ieee",), storage=storage or ("fp32",))
 
 
+def cut_to_graph(space: Space, op_graph: OpGraph) -> Space:
+    """Return `space` without what the graph has no op for: layouts, where nothing convolves."""
+    return space if has_convolutions(op_graph) else replace(space, memory_format=("as_given",))
+
+
 def catalog_of(
     op_graph: OpGraph, marks: Sequence[Mark], space: Space, device: DeviceInfo, precisions: Sequence[MatmulPrecision]
 ) -> Catalog:
     """Return what trials are made from."""
     return Catalog(
-        baselines=baselines(device, precisions, op_graph, space.baselines),
+        baselines=baselines(
+            device, precisions, op_graph, space.baselines, with_layouts="channels_last" in space.memory_format
+        ),
         layout=layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph)),
         device={"kind": device.kind, "name": device.name},
     )
