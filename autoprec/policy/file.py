@@ -25,6 +25,7 @@ _KEYS = (
     "float8",
     "loss_scale",
     "memory_format",
+    "optimizer",
     "outputs",
     "rules",
     "fallback",
@@ -62,7 +63,7 @@ def dump_policy(policy: Policy) -> str:
         "float32_matmul",
         *(("float8",) if policy.float8 != Float8() else ()),
         "loss_scale",
-        *(("memory_format",) if policy.memory_format != "as_given" else ()),
+        *(name for name in ("memory_format", "optimizer") if plain[name] != "as_given"),
         "outputs",
     )
     lines += [f"{key}: {flow(plain[key])}" for key in settings]
@@ -94,6 +95,7 @@ def to_plain(policy: Policy) -> dict[str, Any]:
         "float8": {"scaling": policy.float8.scaling},
         "loss_scale": _loss_scale_plain(policy.loss_scale),
         "memory_format": policy.memory_format,
+        "optimizer": policy.optimizer,
         "outputs": policy.outputs,
         "rules": [_rule_plain(rule) for rule in policy.rules],
         "fallback": _rule_plain(policy.fallback),
@@ -170,6 +172,7 @@ def _policy(root: Entry) -> Policy:
         "float8": _float8,
         "loss_scale": _loss_scale,
         "memory_format": lambda entry: entry.text("memory_format"),
+        "optimizer": lambda entry: entry.text("optimizer"),
         "outputs": lambda entry: entry.text("outputs"),
         "fallback": lambda entry: _rule(entry, "fallback"),
         "evidence": _evidence,

@@ -15,6 +15,7 @@ from autoprec.runtime import checkpoint
 from autoprec.runtime.actions import Actions
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.forwards import replace_forward, restore_forward
+from autoprec.runtime.fused import check_fused, fuse
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import claim_float32_matmul, release_with
 from autoprec.runtime.memory_format import WeightLayout
@@ -116,6 +117,7 @@ class Precision:
         for an optimizer that `optimizer()` should have exchanged.
         """
         check_state_format(self.policy, optimizers)
+        check_fused(self.policy, optimizers)
         outcome = take_step(self.scaler, optimizers, max_norm=max_norm, scheduler=scheduler)
         if not self._told_collapse and outcome.is_known and outcome.collapsed:
             self._told_collapse = True
@@ -177,9 +179,12 @@ class Precision:
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return `optimizer`, or its counterpart with state in the policy's format; call it before the first step.
 
-        Raises: `ApplyError` for an optimizer, or an option of it, that has no counterpart in `torchao.optim`.
+        Under `optimizer: fused` it steps in torch's fused kernels from now on.
+
+        Raises: `ApplyError` for an optimizer, or an option of it, that has no counterpart in `torchao.optim`, or no
+        fused kernels.
         """
-        return with_state_of(self.policy, optimizer)
+        return fuse(self.policy, with_state_of(self.policy, optimizer))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside model and optimizer: FP32 masters, loss scale, random states."""

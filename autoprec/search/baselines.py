@@ -96,7 +96,7 @@ def coarsest_format(policy: Policy) -> str | None:
     rounded = sorted((used_formats(policy) | matmul) - {"fp32"})
     if rounded:
         return min(rounded, key=lambda name: format_named(name).significant_bits)
-    return "fp32" if policy.memory_format != "as_given" else None
+    return "fp32" if {policy.memory_format, policy.optimizer} != {"as_given"} else None
 
 
 def rounding_of(format_name: str) -> float:

@@ -21,8 +21,12 @@ def plans(rows: Sequence[Dimension]) -> tuple[Plan, ...]:
     """
     lows = next(row.values for row in rows if row.name == "low")
     offered = next((row.values for row in rows if row.name == _LAYOUT), (None,))
-    layouts = {layout: "-channels-last" if layout == "channels_last" else "" for layout in offered}
+    layouts: dict[Value | None, str] = {
+        layout: "-channels-last" if layout == "channels_last" else "" for layout in offered
+    }
     found: dict[tuple[tuple[str, Value], ...], Plan] = {}
+    for plan in _fused(rows, layouts):
+        found[tuple(sorted(plan.choice.items()))] = plan
     for low in map(str, lows):
         start = defaults(rows, low)
         for name, edit in _EDITS.items():
@@ -31,6 +35,18 @@ def plans(rows: Sequence[Dimension]) -> tuple[Plan, ...]:
                 laid = choice | ({} if layout is None else {_LAYOUT: layout})
                 found.setdefault(tuple(sorted(laid.items())), Plan(name=f"{name}-{low}{suffix}", choice=laid))
     return tuple(found.values())
+
+
+def _fused(rows: Sequence[Dimension], layouts: Mapping[Value | None, str]) -> list[Plan]:
+    """Return FP32 with a fused optimizer, where the space offers it: no format has a part in what that gains."""
+    choice = defaults(rows, str(next(row.values for row in rows if row.name == "low")[0]))
+    if "fused" not in next((row.values for row in rows if row.name == _OPTIMIZER), ()):
+        return []
+    choice |= {name: FP32 for name in choice if name.startswith("layer:")} | {_OPTIMIZER: "fused"}
+    return [
+        Plan(name=f"fp32-fused{suffix}", choice=choice | ({} if layout is None else {_LAYOUT: layout}))
+        for layout, suffix in layouts.items()
+    ]
 
 
 def _families(choice: Choice) -> list[str]:
@@ -60,7 +76,7 @@ def _everything(choice: Choice) -> dict[str, Value]:
     return {name: LOW for name in choice if name.startswith("op:")}
 
 
-_LAYOUT = "memory_format"
+_LAYOUT, _OPTIMIZER = "memory_format", "optimizer"
 _MATMULS = ("matmul", "attention", "linalg")
 _NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
 
@@ -68,6 +84,7 @@ _NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
 # what lies between no two matmuls, is a baseline: the preset tf-graph-pass.
 _EDITS: Mapping[str, Callable[[Choice], dict[str, Value]]] = {
     "free-ops": lambda _: {},
+    "free-ops-fused": lambda _: {_OPTIMIZER: "fused"},
     "free-ops-and-norms": _lowered(*_NORMS),
     "matmul-only": _only(*_MATMULS),
     "matmul-and-convolution": _only(*_MATMULS, "convolution"),

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from autoprec.errors import PolicyError, PolicyFileError, SpaceError
-from autoprec.policy import PRESETS, MatmulPrecision, MemoryFormat, Parameters, SitePattern
+from autoprec.policy import PRESETS, MatmulPrecision, MemoryFormat, OptimizerKernels, Parameters, SitePattern
 from autoprec.policy.yaml_nodes import Entry, compose
 
 Grouping: TypeAlias = Literal["pattern", "module"]
@@ -47,6 +47,7 @@ class Space:
     float32_matmul: tuple[MatmulPrecision, ...] = ("ieee",)
     storage: tuple[str, ...] = ("fp32",)
     memory_format: tuple[MemoryFormat, ...] = ("as_given",)
+    optimizer: tuple[OptimizerKernels, ...] = ("as_given",)
     loss_scale_initial: tuple[float, ...] = (65536.0,)
     loss_scale_growth_interval: tuple[int, ...] = (2000,)
     slow_limit: float = 5.0
@@ -172,6 +173,11 @@ _KEYS: Mapping[str, _Key] = MappingProxyType(
             field="memory_format",
             allowed=f"a list of {', '.join(get_args(MemoryFormat))}",
             check=_list_of(_one_of(*get_args(MemoryFormat))),
+        ),
+        "optimizer": _Key(
+            field="optimizer",
+            allowed=f"a list of {', '.join(get_args(OptimizerKernels))}",
+            check=_list_of(_one_of(*get_args(OptimizerKernels))),
         ),
         "baselines": _Key(
             field="baselines",

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from autoprec.analysis import Mark, inspect_recordings
 from autoprec.capture import record, require_reproducible
 from autoprec.errors import SpaceError
@@ -12,6 +14,7 @@ from autoprec.graph.layers import layers_of
 from autoprec.graph.opgraph import OpGraph
 from autoprec.policy import MatmulPrecision
 from autoprec.runtime.device import DeviceInfo
+from autoprec.runtime.fused import fused_fault, is_fused_throughout
 from autoprec.runtime.matmul_precision import supported
 from autoprec.search.baselines import baselines, check_chosen
 from autoprec.search.broken import check_first_loss
@@ -20,6 +23,7 @@ from autoprec.search.layout import layout_of, lowerable_sites
 from autoprec.search.space import STORAGES, Space, load_space, space_path
 from autoprec.search.trials import Catalog
 from autoprec.workload import LoadedWorkload
+from autoprec.workload.parts import build_optimizer
 
 # Steps to find out where a format breaks the first batch: trials tell the rest.
 _MOST_STEPS = 100
@@ -56,6 +60,7 @@ def record_and_mark(
     check_chosen(space.baselines, device, precisions)
     recording = record(loaded.workload, device=device.kind, seed=seed)
     space = cut_to_graph(space, recording.op_graph)
+    space = cut_to_optimizer(space, build_optimizer(loaded.workload.optimizer, recording.model))
     check_first_loss(recording)
     require_reproducible(recording, loaded.workload)
     marks = inspect_recordings((recording,), loaded.workload, space.low, device, max_steps=_MOST_STEPS).marks
@@ -90,6 +95,12 @@ def cut_to_device(space: Space, device: DeviceInfo, precisions: Sequence[MatmulP
 def cut_to_graph(space: Space, op_graph: OpGraph) -> Space:
     """Return `space` without what the graph has no op for: layouts, where nothing convolves."""
     return space if has_convolutions(op_graph) else replace(space, memory_format=("as_given",))
+
+
+def cut_to_optimizer(space: Space, optimizer: torch.optim.Optimizer) -> Space:
+    """Return `space` without fused kernels where the optimizer of the workload has none, or steps in them anyway."""
+    is_choice = fused_fault(optimizer) is None and not is_fused_throughout(optimizer)
+    return space if is_choice else replace(space, optimizer=("as_given",))
 
 
 def catalog_of(

@@ -205,3 +205,13 @@ def test_fp32_everywhere_is_the_baseline_of_its_layout() -> None:
         choice = changed(**{row.name.replace(":", "__"): FP32 for row in rows() if row.name.startswith("layer:")})
         choice["memory_format"] = policy.memory_format
         assert choice_key(choice, layout()) == run_key(policy, resolve(policy, layout().sites).formats)
+
+
+def test_the_kernels_of_the_optimizer_are_a_dimension_where_the_space_offers_them() -> None:
+    space = dataclasses.replace(SPACE, optimizer=("as_given", "fused"))
+    (row,) = [row for row in rows(space) if row.name == "optimizer"]
+    assert (row.values, row.default) == (("as_given", "fused"), "as_given")
+    base = defaults(rows(space), "bf16")
+    fused = base | {"optimizer": "fused"}
+    assert policy_of(fused, layout(), name="p", device=DEVICE).optimizer == "fused"
+    assert choice_key(base, layout()) == choice_key(defaults(rows(), "bf16"), layout()) != choice_key(fused, layout())
