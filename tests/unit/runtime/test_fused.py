@@ -132,9 +132,7 @@ def test_every_torch_optimizer_that_has_them_is_known() -> None:
 
 
 def test_low_state_has_no_fused_kernels() -> None:
-    with pytest.raises(
-        PolicyError, match=r"optimizer is 'fused' and parameters.optimizer_state '8bit'"
-    ):
+    with pytest.raises(PolicyError, match=r"optimizer is 'fused' and parameters.optimizer_state '8bit'"):
         policy(parameters=Parameters(optimizer_state="8bit"))
 
 
