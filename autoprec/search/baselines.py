@@ -95,10 +95,10 @@ def coarsest_format(policy: Policy) -> str | None:
     matmul = set(policy.matmul_precisions) - {"ieee"}
     rounded = sorted((used_formats(policy) | matmul) - {"fp32"})
     if rounded:
-        return min(rounded, key=lambda name: format_named(name).significant_bits)
+        return min(rounded, key=lambda name: format_named(name).precision)
     return "fp32" if {policy.memory_format, policy.optimizer} != {"as_given"} else None
 
 
 def rounding_of(format_name: str) -> float:
     """Return the largest relative error of one rounding to a normal number of the format."""
-    return float(2.0 ** -format_named(format_name).significant_bits)
+    return float(2.0 ** -format_named(format_name).precision)

@@ -3,11 +3,12 @@
 from types import MappingProxyType
 
 import pytest
+import torch
 
 from autoprec.errors import SpaceError
 from autoprec.policy import PRESETS, preset
 from autoprec.runtime.device import DeviceInfo
-from autoprec.search.baselines import baselines, coarsest_format, names_in
+from autoprec.search.baselines import baselines, coarsest_format, names_in, rounding_of
 from tests.op_graphs import chain, node, tensor
 
 GRAPH = chain(node("a", "linear"), node("b", "linear", index=1), node("bad", "exp"))
@@ -103,6 +104,13 @@ def test_other_kernels_may_drift_as_far_as_one_rounding_to_fp32_makes_fp32_drift
     assert coarsest_format(preset("fp32", "cpu")) is None
     assert coarsest_format(preset("fp32-channels-last", "cpu")) == "fp32"
     assert coarsest_format(preset("autocast-bf16-channels-last", "cpu")) == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_one_rounding_is_half_the_distance_of_one_to_the_next_number(name: str, dtype: torch.dtype) -> None:
+    assert rounding_of(name) == torch.finfo(dtype).eps / 2
 
 
 def test_names_in_a_text() -> None:
