@@ -56,7 +56,7 @@ def diff(a: Policy, b: Policy, sites: Iterable[Site] = ()) -> PolicyDiff:
 
 def _settings(a: Policy, b: Policy) -> tuple[SettingDifference, ...]:
     plain_a, plain_b = to_plain(a), to_plain(b)
-    names = ("device", "parameters", "float32_matmul", "float8", "loss_scale", "outputs", "fallback")
+    names = [name for name in plain_a if name not in ("autoprec", "name", "rules", "evidence")]
     return tuple(
         SettingDifference(name=name, a=plain_a[name], b=plain_b[name])
         for name in names

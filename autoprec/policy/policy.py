@@ -17,6 +17,8 @@ from autoprec.policy.pattern import SitePattern
 
 MatmulPrecision: TypeAlias = Literal["ieee", "tf32", "bf16"]
 Outputs: TypeAlias = Literal["fp32", "computed"]
+MemoryFormat: TypeAlias = Literal["as_given", "channels_last"]
+OptimizerKernels: TypeAlias = Literal["as_given", "fused"]
 LossScaleKind: TypeAlias = Literal["none", "static", "dynamic"]
 Scaling: TypeAlias = Literal["tensorwise", "rowwise"]
 
@@ -189,6 +191,8 @@ class Policy:
 
     `rules` must end with one that catches every site (`*`). `outputs` says whether the root module hands its
     results back in fp32 or as they were computed. `float32_matmul` is the precision inside FP32 matmuls.
+    `memory_format` is the layout of parameters with 4 or 5 dimensions, the weights of convolutions. `optimizer`
+    says whether `precision.optimizer` has optimizers step in torch's fused kernels.
     `evidence` holds what a file can: text, numbers, booleans, None, and lists and mappings of these; it is frozen.
 
     Raises: `PolicyError` if a field holds what a policy cannot say.
@@ -201,6 +205,8 @@ class Policy:
     float32_matmul: MatmulPrecision = "ieee"
     float8: Float8 = Float8()
     loss_scale: LossScale = LossScale()
+    memory_format: MemoryFormat = "as_given"
+    optimizer: OptimizerKernels = "as_given"
     outputs: Outputs = "fp32"
     fallback: Rule = Rule(sites="*", format="fp32")
     evidence: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -222,6 +228,13 @@ class Policy:
             check_text(f"device.{key}", value)
         object.__setattr__(self, "device", MappingProxyType(dict(self.device)))
         check_choice("float32_matmul", self.float32_matmul, get_args(MatmulPrecision))
+        check_choice("memory_format", self.memory_format, get_args(MemoryFormat))
+        check_choice("optimizer", self.optimizer, get_args(OptimizerKernels))
+        if self.optimizer == "fused" and self.parameters.optimizer_state != "fp32":
+            raise PolicyError(
+                f"optimizer is 'fused' and parameters.optimizer_state {self.parameters.optimizer_state!r}: torchao's "
+                "optimizers with such state have no fused kernels; write optimizer: as_given, or optimizer_state: fp32"
+            )
         check_choice("outputs", self.outputs, get_args(Outputs))
         object.__setattr__(self, "evidence", _frozen("evidence", self.evidence))
 

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeAlias
@@ -27,7 +27,8 @@ class Preset:
     `build` takes a kind of device; None: the policy is made for the graph of a workload. `stands_for` is the system
     that it repeats, `does` what that comes to, `leaves_out` what of the original no policy can say. It is a baseline
     of `tune` where the device `runs` its formats, or only where it has `native` units for them; never where it
-    emulates.
+    emulates; and one `for_convolutions` only where there are some. `has_twin`: there is a second row, with the weights
+    of convolutions channels last.
     """
 
     name: str
@@ -37,6 +38,27 @@ class Preset:
     build: Callable[[str], Policy] | None
     kinds: tuple[str, ...] = DEVICE_KINDS
     baseline: Baseline = "native"
+    for_convolutions: bool = False
+    has_twin: bool = False
+
+
+def _twin(row: Preset) -> Preset:
+    """Return the row of a preset with channels_last."""
+    name = f"{row.name}-channels-last"
+
+    def build(device_kind: str) -> Policy:
+        assert row.build is not None
+        return replace(row.build(device_kind), name=name, memory_format="channels_last")
+
+    return replace(
+        row,
+        name=name,
+        stands_for=f"{row.stands_for}, after model.to(memory_format=torch.channels_last)",
+        does=f"as {row.name}, with the weights of convolutions channels last",
+        build=build,
+        for_convolutions=True,
+        has_twin=False,
+    )
 
 
 _ROWS = (
@@ -46,6 +68,7 @@ _ROWS = (
         does="nothing is installed",
         build=fp32,
         baseline="runs",
+        has_twin=True,
     ),
     Preset(
         name="fp32-matmul-bf16",
@@ -54,6 +77,7 @@ _ROWS = (
         build=partial(reduced_matmul, "bf16"),
         kinds=("cpu",),
         baseline="runs",
+        has_twin=True,
     ),
     Preset(
         name="fp32-matmul-tf32",
@@ -62,6 +86,7 @@ _ROWS = (
         build=partial(reduced_matmul, "tf32"),
         kinds=("cuda",),
         baseline="runs",
+        has_twin=True,
     ),
     Preset(
         name="autocast-bf16",
@@ -70,6 +95,7 @@ _ROWS = (
         leaves_out=("ops under no_grad, which autocast lowers", "what autocast does inside GRU and RNN cells"),
         build=partial(autocast, "bf16", LossScale()),
         baseline="runs",
+        has_twin=True,
     ),
     Preset(
         name="autocast-fp16",
@@ -78,6 +104,7 @@ _ROWS = (
         leaves_out=("ops under no_grad, which autocast lowers", "what autocast does inside GRU and RNN cells"),
         build=partial(autocast, "fp16", GRAD_SCALER),
         baseline="runs",
+        has_twin=True,
     ),
     Preset(
         name="fp8-matmul",
@@ -107,6 +134,7 @@ _ROWS = (
             "bf16 throughout with FP32 master weights",
         ),
         baseline="runs",
+        has_twin=True,
     ),
     Preset(
         name="bf16-stochastic",
@@ -188,11 +216,9 @@ _ROWS = (
     Preset(
         name="fp16-resnet",
         stands_for="FP16 training of a ResNet with loss scaling, as on a consumer RTX card",
-        does="fp16 sites; softmaxes, losses, batch norm statistics and parameters in FP32; dynamic loss scale",
-        leaves_out=(
-            "channels_last, its companion: model.to(memory_format=torch.channels_last)",
-            "fp16 accumulation inside matmuls, which GeForce cards run twice as fast",
-        ),
+        does="fp16 sites, channels last; softmaxes, losses, batch norm statistics and parameters in FP32; "
+        "dynamic loss scale",
+        leaves_out=("fp16 accumulation inside matmuls, which GeForce cards run twice as fast",),
         build=fp16_resnet,
     ),
     Preset(
@@ -208,7 +234,9 @@ _ROWS = (
         kinds=_FLOAT8_KINDS,
     ),
 )
-PRESETS: Mapping[str, Preset] = MappingProxyType({row.name: row for row in _ROWS})
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {row.name: row for first in _ROWS for row in ((first, _twin(first)) if first.has_twin else (first,))}
+)
 
 
 def preset_names(device_kind: str) -> tuple[str, ...]:

@@ -257,9 +257,12 @@ def _memory_change(record: RunRecord, trial: TrialRecord) -> str:
 def _usage(record: RunRecord) -> tuple[str, ...]:
     if record.policy_file is None:
         return ()
+    policy = "" if record.chosen is None else record.chosen.policy
+    is_fused = "\noptimizer: fused\n" in policy
     return (
         "import autoprec",
         f'precision = autoprec.apply(model, "{record.policy_file}")  # before the optimizer is built',
+        *(("optimizer = precision.optimizer(optimizer)  # after it is built: fused kernels",) * is_fused),
         f"with precision.loss(): loss = loss_fn(model(x), y)  # then {_backward(record)}",
     )
 

@@ -19,7 +19,8 @@ def apply(model: nn.Module, policy: Policy | str | PathLike[str]) -> Precision:
     """Install `policy` in `model`, in place, and return the handle that takes it back.
 
     `policy` is a `Policy`, a policy file, or the name of a preset. Call it before the optimizer is built: the
-    policy may change the dtype in which parameters are stored. A policy of fp32 alone installs nothing.
+    policy may change the dtype in which parameters are stored, and their layout. A policy of fp32 alone replaces no
+    forward.
 
     Raises: `ApplyError` if the model has a policy already, or if a rule names modules that the model lacks;
     `DeviceError` for a precision that changes nothing on the device; whatever `load_policy` raises.

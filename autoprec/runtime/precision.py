@@ -15,8 +15,10 @@ from autoprec.runtime import checkpoint
 from autoprec.runtime.actions import Actions
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.forwards import replace_forward, restore_forward
+from autoprec.runtime.fused import check_fused, fuse
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import claim_float32_matmul, release_with
+from autoprec.runtime.memory_format import WeightLayout
 from autoprec.runtime.optimizer_state import check_state_format, with_state_of
 from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame, forward_of, frame_of
 from autoprec.runtime.plans import Action, ModulePlans
@@ -47,6 +49,7 @@ class Precision:
         self.device = device
         self.scaler = BoundedGradScaler(device, policy.loss_scale, self._parameters)
         self._told_collapse = False
+        self.layout = WeightLayout(policy.memory_format)
         self.storage = ParameterStorage(policy.parameters)
         self._release_matmul: Callable[[], object] = lambda: None
         self._wrapped: tuple[nn.Module, ...] = ()
@@ -71,6 +74,7 @@ class Precision:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Precision":
         twin = memo[id(self)] = Precision(self.model, self.policy, self.device)
         twin.model = copy.deepcopy(self.model, memo)
+        twin.layout = self.layout.copied(memo)
         twin.storage = self.storage.copied(twin.model, memo)
         twin.scaler.load_state_dict(self.scaler.state_dict())
         if self.is_installed:
@@ -85,7 +89,7 @@ class Precision:
 
     @property
     def casts(self) -> bool:
-        """Return whether any site can be cast: False for a policy of fp32 alone, which installs nothing."""
+        """Return whether any site can be cast: False for a policy of fp32 alone, which replaces no forward."""
         formats = (rule.format for rule in self.policy.rules if rule.format != "promote")
         return not {"fp32", "as_given"}.issuperset(formats) or self.policy.parameters.storage != "fp32"
 
@@ -113,6 +117,7 @@ class Precision:
         for an optimizer that `optimizer()` should have exchanged.
         """
         check_state_format(self.policy, optimizers)
+        check_fused(self.policy, optimizers)
         outcome = take_step(self.scaler, optimizers, max_norm=max_norm, scheduler=scheduler)
         if not self._told_collapse and outcome.is_known and outcome.collapsed:
             self._told_collapse = True
@@ -142,6 +147,7 @@ class Precision:
         """Do what the policy says to the model and to torch's matmul precision; `remove()` undoes it."""
         self.model.__dict__[APPLIED] = self
         self._claim_matmul()
+        self.layout.lay_out(self.model)
         if not self.casts:
             return
         self.storage.lower(self.model)
@@ -154,7 +160,7 @@ class Precision:
         self._wrapped = tuple(self.model.modules())
 
     def remove(self) -> None:
-        """Restore the model: its forwards, the dtype of its parameters, torch's matmul precision. Idempotent."""
+        """Restore the model: its forwards, dtype and layout of its parameters, torch's matmul precision. Idempotent."""
         if not self.is_installed:
             return
         del self.model.__dict__[APPLIED]
@@ -162,6 +168,7 @@ class Precision:
         for module in (*self.model.modules(), *self._wrapped):  # some may have been exchanged since
             restore_forward(module)
         self.storage.restore()
+        self.layout.restore()
         self._release_matmul()
 
     def _claim_matmul(self) -> None:
@@ -172,9 +179,12 @@ class Precision:
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Return `optimizer`, or its counterpart with state in the policy's format; call it before the first step.
 
-        Raises: `ApplyError` for an optimizer, or an option of it, that has no counterpart in `torchao.optim`.
+        Under `optimizer: fused` it steps in torch's fused kernels from now on.
+
+        Raises: `ApplyError` for an optimizer, or an option of it, that has no counterpart in `torchao.optim`, or no
+        fused kernels.
         """
-        return with_state_of(self.policy, optimizer)
+        return fuse(self.policy, with_state_of(self.policy, optimizer))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside model and optimizer: FP32 masters, loss scale, random states."""

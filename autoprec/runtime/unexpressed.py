@@ -22,6 +22,10 @@ def settings_unexpressed(policy: Policy) -> Iterator[str]:
     if policy.loss_scale.kind != "none":
         scale = policy.loss_scale
         yield f"loss_scale: {scale.kind}, initial {scale.initial:g}: use torch.amp.GradScaler by hand"
+    if policy.memory_format != "as_given":
+        yield f"memory_format: {policy.memory_format}: lay the model out by hand, FSDP2 cannot"
+    if policy.optimizer != "as_given":
+        yield f"optimizer: {policy.optimizer}: build the optimizer with fused=True"
     stored = policy.parameters
     if stored.storage != "fp32":
         yield f"parameters.storage: {stored.storage}: convert the model by hand first"

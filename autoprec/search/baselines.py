@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Collection, Mapping, Sequence
 
 from autoprec.errors import SpaceError
+from autoprec.graph.convolutions import has_convolutions
 from autoprec.graph.opgraph import OpGraph
 from autoprec.numerics import format_named
 from autoprec.policy import PRESETS, Policy, graph_preset_names, preset
@@ -17,11 +18,15 @@ def baselines(
     matmul_precisions: Collection[str],
     op_graph: OpGraph,
     chosen: Sequence[str] = ("default",),
+    *,
+    with_layouts: bool = True,
 ) -> Mapping[str, Policy]:
     """Return the chosen presets for a device and a graph, in the order of the presets; fp32 is always among them.
 
     `chosen` are names of presets, `default` and `all`. `default` are those that the device runs, and of the systems
-    people know those that it has native units for; `all` are all that it runs. Neither has one that it emulates.
+    people know those that it has native units for; `all` are all that it runs. Neither has one that it emulates, nor
+    one that is about the layout of convolutions where the graph has none, nor, without `with_layouts`, one with
+    channels_last.
 
     Raises: `SpaceError` for a name that is no preset for the device, or one that the device cannot run or emulates.
     """
@@ -31,7 +36,13 @@ def baselines(
     runs = {name for name in rows if not _lacking(name, device, matmul_precisions)}
     native = {name for name in runs if _formats(name, device.kind) <= set(device.native_formats)}
     groups = {"default": {name for name in runs if rows[name].baseline == "runs"} | native, "all": runs}
-    wanted = {"fp32"}.union(*(groups.get(name, {name}) for name in chosen))
+    if not has_convolutions(op_graph):
+        left_out = {name for name, row in rows.items() if row.for_convolutions}
+    else:
+        left_out = {
+            name for name, policy in policies.items() if policy.memory_format != "as_given" and not with_layouts
+        }
+    wanted = {"fp32"}.union(*(groups[name] - left_out if name in groups else {name} for name in chosen))
     return {name: policy for name, policy in policies.items() if name in wanted}
 
 
@@ -77,12 +88,17 @@ def used_formats(policy: Policy) -> set[str]:
 
 
 def coarsest_format(policy: Policy) -> str | None:
-    """Return the format with the fewest significant bits that a policy rounds to; None for plain FP32."""
+    """Return the format with the fewest significant bits that a policy rounds to; None for plain FP32.
+
+    FP32 itself where other kernels than those of plain FP32 run: they sum in another order.
+    """
     matmul = set(policy.matmul_precisions) - {"ieee"}
     rounded = sorted((used_formats(policy) | matmul) - {"fp32"})
-    return min(rounded, key=lambda name: format_named(name).significant_bits) if rounded else None
+    if rounded:
+        return min(rounded, key=lambda name: format_named(name).precision)
+    return "fp32" if {policy.memory_format, policy.optimizer} != {"as_given"} else None
 
 
 def rounding_of(format_name: str) -> float:
     """Return the largest relative error of one rounding to a normal number of the format."""
-    return float(2.0 ** -format_named(format_name).significant_bits)
+    return float(2.0 ** -format_named(format_name).precision)

@@ -81,10 +81,12 @@ class CostModel:
     def slowdown(self, policy: Policy, fp32_step_s: float) -> float | None:
         """Return the predicted step time of a policy over FP32's, what it stores left out of account.
 
-        Where an op was too slow to be timed twice, it is a lower bound; None where ops were not timed in its formats.
+        Where an op was too slow to be timed twice, it is a lower bound; None where ops were not timed in its formats or
+        its memory layout.
         """
         formats = resolve(policy, self.op_graph.sites()).formats
-        if not set(formats.values()) <= {FP32, AS_GIVEN, PROMOTE, *self.op_times.formats}:
+        is_timed = set(formats.values()) <= {FP32, AS_GIVEN, PROMOTE, *self.op_times.formats}
+        if not is_timed or policy.memory_format != AS_GIVEN:
             return None
         model = self.calibrated(fp32_step_s)
         return model.predict(formats, outputs=policy.outputs).step_s / fp32_step_s

@@ -1,6 +1,6 @@
 """Static plans: choices that need no measurement to be worth a trial, from the most to the least promising."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autoprec.search.choices import CLASSES, FP32, LOW, Choice, Dimension, Value, defaults
@@ -13,26 +13,51 @@ class Plan:
     """A named choice."""
 
     name: str
-    choice: Choice
+    choice: dict[str, Value]
 
 
 def plans(rows: Sequence[Dimension]) -> tuple[Plan, ...]:
     """Return the plans that the dimensions `rows` can express, each choice once, in the order to try them.
 
     Plans of the predicted fronts come first, evenly spread over each, the fastest ones ahead of the more faithful ones.
+    Each plan comes in every layout that the space offers, one after the other.
     """
-    lows = next(row.values for row in rows if row.name == "low")
+    offered = next((row.values for row in rows if row.name == _LAYOUT), (None,))
     found: dict[tuple[tuple[str, Value], ...], Plan] = {}
+    for plan in (*_fused(rows), *_cut(rows), *_edited(rows)):
+        for layout in offered:
+            choice = plan.choice | ({} if layout is None else {_LAYOUT: layout})
+            suffix = "-channels-last" if layout == "channels_last" else ""
+            found.setdefault(tuple(sorted(choice.items())), Plan(name=plan.name + suffix, choice=choice))
+    return tuple(found.values())
+
+
+def _fused(rows: Sequence[Dimension]) -> Iterator[Plan]:
+    """Yield FP32 with a fused optimizer, where the space offers it: no format has a part in what that gains."""
+    if "fused" in next((row.values for row in rows if row.name == _OPTIMIZER), ()):
+        choice = defaults(rows, _lows(rows)[0])
+        layers = {name: FP32 for name in choice if name.startswith("layer:")}
+        yield Plan(name="fp32-fused", choice=choice | layers | {_OPTIMIZER: "fused"})
+
+
+def _cut(rows: Sequence[Dimension]) -> Iterator[Plan]:
+    """Yield plans of the predicted fronts."""
     for name in _spread(next((row.values for row in rows if row.name == "plan"), ())):
-        for low in map(str, lows):
-            choice = defaults(rows, low) | {"plan": name}
-            found.setdefault(tuple(sorted(choice.items())), Plan(name=f"{name}-{low}", choice=choice))
-    for low in map(str, lows):
+        for low in _lows(rows):
+            yield Plan(name=f"{name}-{low}", choice=defaults(rows, low) | {"plan": name})
+
+
+def _edited(rows: Sequence[Dimension]) -> Iterator[Plan]:
+    """Yield what the classes of ops say, edited by family and op."""
+    for low in _lows(rows):
         start = defaults(rows, low)
         for name, edit in _EDITS.items():
             choice = start | {key: value for key, value in edit(start).items() if key in start}
-            found.setdefault(tuple(sorted(choice.items())), Plan(name=f"{name}-{low}", choice=choice))
-    return tuple(found.values())
+            yield Plan(name=f"{name}-{low}", choice=choice)
+
+
+def _lows(rows: Sequence[Dimension]) -> list[str]:
+    return [str(low) for low in next(row.values for row in rows if row.name == "low")]
 
 
 def _spread(values: Sequence[Value]) -> list[Value]:
@@ -70,6 +95,7 @@ def _everything(choice: Choice) -> dict[str, Value]:
     return {name: LOW for name in choice if name.startswith("op:")}
 
 
+_LAYOUT, _OPTIMIZER = "memory_format", "optimizer"
 _MATMULS = ("matmul", "attention", "linalg")
 _NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
 
@@ -77,6 +103,7 @@ _NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
 # what lies between no two matmuls, is a baseline: the preset tf-graph-pass.
 _EDITS: Mapping[str, Callable[[Choice], dict[str, Value]]] = {
     "free-ops": lambda _: {},
+    "free-ops-fused": lambda _: {_OPTIMIZER: "fused"},
     "free-ops-and-norms": _lowered(*_NORMS),
     "matmul-only": _only(*_MATMULS),
     "matmul-and-convolution": _only(*_MATMULS, "convolution"),

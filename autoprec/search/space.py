@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from autoprec.errors import PolicyError, PolicyFileError, SpaceError
-from autoprec.policy import PRESETS, MatmulPrecision, Parameters, SitePattern
+from autoprec.policy import PRESETS, MatmulPrecision, MemoryFormat, OptimizerKernels, Parameters, SitePattern
 from autoprec.policy.yaml_nodes import Entry, compose
 
 Grouping: TypeAlias = Literal["pattern", "module"]
@@ -37,6 +37,7 @@ class Space:
 
     `prefer` are the sites, as globs, that default to FP32 and may be lowered all the same. `slow_limit` is in FP32
     steps, `margin` is the fraction of the horizon that a faithful run may lose, `horizon` 0 means: from the budget.
+    `memory_format` is about convolutions and says nothing where there are none.
     `baselines` are names of presets, or `default` or `all`, see `autoprec.search.baselines`.
     """
 
@@ -45,6 +46,8 @@ class Space:
     prefer: tuple[str, ...] = ()
     float32_matmul: tuple[MatmulPrecision, ...] = ("ieee",)
     storage: tuple[str, ...] = ("fp32",)
+    memory_format: tuple[MemoryFormat, ...] = ("as_given",)
+    optimizer: tuple[OptimizerKernels, ...] = ("as_given",)
     loss_scale_initial: tuple[float, ...] = (65536.0,)
     loss_scale_growth_interval: tuple[int, ...] = (2000,)
     slow_limit: float = 5.0
@@ -165,6 +168,16 @@ _KEYS: Mapping[str, _Key] = MappingProxyType(
         ),
         "storage": _Key(
             field="storage", allowed=f"a list of {', '.join(STORAGES)}", check=_list_of(_one_of(*STORAGES))
+        ),
+        "memory_format": _Key(
+            field="memory_format",
+            allowed=f"a list of {', '.join(get_args(MemoryFormat))}",
+            check=_list_of(_one_of(*get_args(MemoryFormat))),
+        ),
+        "optimizer": _Key(
+            field="optimizer",
+            allowed=f"a list of {', '.join(get_args(OptimizerKernels))}",
+            check=_list_of(_one_of(*get_args(OptimizerKernels))),
         ),
         "baselines": _Key(
             field="baselines",

@@ -5,13 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from autoprec.analysis import Mark, mark_recordings, run_backward, static_marks
 from autoprec.capture import record, require_reproducible
 from autoprec.errors import SpaceError
+from autoprec.graph.convolutions import has_convolutions
 from autoprec.graph.layers import layers_of
 from autoprec.graph.opgraph import OpGraph
 from autoprec.policy import MatmulPrecision
 from autoprec.runtime.device import DeviceInfo
+from autoprec.runtime.fused import fused_fault, is_fused_throughout
 from autoprec.runtime.matmul_precision import supported
 from autoprec.search.baselines import baselines, check_chosen
 from autoprec.search.broken import check_first_loss
@@ -21,6 +25,7 @@ from autoprec.search.layout import layout_of, lowerable_sites
 from autoprec.search.space import STORAGES, Space, load_space, space_path
 from autoprec.search.trials import Catalog
 from autoprec.workload import LoadedWorkload
+from autoprec.workload.parts import build_optimizer
 
 # Steps to find out where a format breaks the first batch: trials tell the rest.
 _MOST_STEPS = 100
@@ -62,7 +67,7 @@ def record_and_mark(
     space = load_space(space_file or space_path(device.kind))
     space = cut_to_device(replace(space, baselines=tuple(chosen) or space.baselines), device, precisions)
     check_chosen(space.baselines, device, precisions)
-    op_graph, marks, fronts = _looked_at(loaded, device, space, seed, budget_s)
+    space, op_graph, marks, fronts = _looked_at(loaded, device, space, seed, budget_s)
     gc.collect()  # replays hang together in cycles, and in them the recording and its model
     catalog = catalog_of(op_graph, marks, space, device, precisions, fronts)
     return Subject(
@@ -79,19 +84,24 @@ def record_and_mark(
 
 def _looked_at(
     loaded: LoadedWorkload, device: DeviceInfo, space: Space, seed: int, budget_s: float
-) -> tuple[OpGraph, tuple[Mark, ...], Fronts | None]:
-    """Return the graph of a recorded step, its marks, and with a budget for a search, its plans."""
+) -> tuple[Space, OpGraph, tuple[Mark, ...], Fronts | None]:
+    """Return the space as far as the workload has a use for it, the graph of a recorded step, its marks, and plans.
+
+    There are plans with a budget for a search alone.
+    """
     recording = record(loaded.workload, device=device.kind, seed=seed)
+    space = cut_to_graph(space, recording.op_graph)
+    space = cut_to_optimizer(space, build_optimizer(loaded.workload.optimizer, recording.model))
     check_first_loss(recording)
     require_reproducible(recording, loaded.workload)
     op_graph = recording.op_graph
     if budget_s <= 0:
-        return op_graph, static_marks(op_graph, space.low, device.kind), None
+        return space, op_graph, static_marks(op_graph, space.low, device.kind), None
     gradients = run_backward((recording,))
     recording.model.zero_grad(set_to_none=True)
     marking = mark_recordings((recording,), space.low, device, gradients, _MOST_STEPS)
     fronts = fronts_of(recording, marking, space.low, device, lowerable_sites(op_graph), budget_s)
-    return op_graph, marking.marks, fronts
+    return space, op_graph, marking.marks, fronts
 
 
 def cut_to_device(space: Space, device: DeviceInfo, precisions: Sequence[MatmulPrecision]) -> Space:
@@ -110,6 +120,17 @@ def cut_to_device(space: Space, device: DeviceInfo, precisions: Sequence[MatmulP
     return replace(space, low=low, float32_matmul=matmul or ("ieee",), storage=storage or ("fp32",))
 
 
+def cut_to_graph(space: Space, op_graph: OpGraph) -> Space:
+    """Return `space` without what the graph has no op for: layouts, where nothing convolves."""
+    return space if has_convolutions(op_graph) else replace(space, memory_format=("as_given",))
+
+
+def cut_to_optimizer(space: Space, optimizer: torch.optim.Optimizer) -> Space:
+    """Return `space` without fused kernels where the optimizer of the workload has none, or steps in them anyway."""
+    is_choice = fused_fault(optimizer) is None and not is_fused_throughout(optimizer)
+    return space if is_choice else replace(space, optimizer=("as_given",))
+
+
 def catalog_of(
     op_graph: OpGraph,
     marks: Sequence[Mark],
@@ -123,7 +144,9 @@ def catalog_of(
     found = {} if fronts is None else fronts.by_format
     planned = {low: tuple(plan.low_sites for plan in front.plans) for low, front in found.items()}
     return Catalog(
-        baselines=baselines(device, precisions, op_graph, space.baselines),
+        baselines=baselines(
+            device, precisions, op_graph, space.baselines, with_layouts="channels_last" in space.memory_format
+        ),
         layout=replace(layout, fronts=planned, gains={low: front.gains for low, front in found.items()}),
         device={"kind": device.kind, "name": device.name},
         cost_model=None if fronts is None else fronts.cost_model,

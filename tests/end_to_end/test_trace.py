@@ -12,6 +12,7 @@ TRACED = ("GPT-2", "BERT", "T5", "Llama", "Mamba", "ViT", "ConvNeXt", "CNN")
 FORMATS = {"autocast-bf16": "bf16", "autocast-fp16": "fp16", "low-bf16": "bf16"}
 FORMATS |= {"bf16-master": "bf16", "bf16-stochastic": "bf16", "fp8-matmul": "bf16", "fp8-h100": "bf16"}
 FORMATS |= {"apex-o1": "fp16", "apex-o2": "fp16", "apex-o3": "fp16", "tpu-bf16": "bf16", "fp16-resnet": "fp16"}
+FORMATS |= {f"{name}-channels-last": FORMATS[name] for name in ("autocast-bf16", "autocast-fp16", "bf16-master")}
 FLOAT8 = ("fp8-matmul", "fp8-h100")
 EXEMPT = (
     "torch's own kernel casts to fp32",
@@ -53,7 +54,7 @@ def test_presets_are_honored(name: str, preset: str) -> None:
     assert bool(emulated) == (preset in FLOAT8)
     ran = {name for kernel in matmuls if kernel not in emulated for name in kernel.takes}
     assert ran <= {FORMATS.get(preset, "fp32")}
-    assert {kernel.inside for kernel in matmuls} <= {"", "bf16" if preset == "fp32-matmul-bf16" else "ieee"}
+    assert {kernel.inside for kernel in matmuls} <= {"", "bf16" if preset.startswith("fp32-matmul-bf16") else "ieee"}
     backward = [row for row in trace.rows if row.honored and any(k.is_matmul for k in row.backward_kernels)]
     assert all(row.ran_backward == row.ran for row in backward)
     assert len(backward) >= len([row for row in trace.rows if row.site.op == "linear"])

@@ -4,6 +4,7 @@ import copy
 import pickle
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,21 @@ policies = st.builds(
     float32_matmul=st.sampled_from(["ieee", "tf32", "bf16"]),
     float8=st.builds(Float8, scaling=st.sampled_from(["tensorwise", "rowwise"])),
     loss_scale=st.one_of(st.just(LossScale()), loss_scales),
+    memory_format=st.sampled_from(["as_given", "channels_last"]),
+    optimizer=st.just("as_given"),
     outputs=st.sampled_from(["fp32", "computed"]),
     fallback=rules,
     evidence=st.dictionaries(texts, evidence_values, max_size=4),
+)
+
+
+policies = st.one_of(
+    policies,
+    st.builds(
+        lambda policy, parameters: replace(policy, parameters=parameters, optimizer="fused"),
+        policies,
+        parameters.filter(lambda found: found.optimizer_state == "fp32"),
+    ),
 )
 
 
@@ -157,6 +170,8 @@ def test_the_same_policy_has_the_same_bytes(policy: Policy, random: Any) -> None
         float32_matmul=policy.float32_matmul,
         float8=policy.float8,
         loss_scale=policy.loss_scale,
+        memory_format=policy.memory_format,
+        optimizer=policy.optimizer,
         outputs=policy.outputs,
         fallback=policy.fallback,
         evidence=shuffled(policy.evidence),

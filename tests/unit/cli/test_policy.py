@@ -97,8 +97,10 @@ def test_neither_file_nor_preset(folder, capsys):
     assert (code, out) == (2, "")
     assert err == (
         "error: autocast-bf61: there is no such policy file, and no such preset for cpu; "
-        "presets: fp32, fp32-matmul-bf16, autocast-bf16, autocast-fp16, fp8-matmul, low-bf16, bf16-master, "
-        "bf16-stochastic, apex-o1, apex-o2, apex-o3, tpu-bf16, fp16-resnet, fp8-h100; made for a workload: "
+        "presets: fp32, fp32-channels-last, fp32-matmul-bf16, fp32-matmul-bf16-channels-last, autocast-bf16, "
+        "autocast-bf16-channels-last, autocast-fp16, autocast-fp16-channels-last, fp8-matmul, low-bf16, "
+        "bf16-master, bf16-master-channels-last, bf16-stochastic, apex-o1, apex-o2, apex-o3, tpu-bf16, "
+        "fp16-resnet, fp8-h100; made for a workload: "
         "tf-graph-pass-bf16, tf-graph-pass-fp16\n"
     )
     assert _run(capsys, "show", "fp32", "--device", "tpu")[0] == 2
@@ -251,6 +253,7 @@ def test_show_and_diff_tell_the_scaling(folder, capsys):
     text = GOOD.replace('"inner", format: bf16', '"*:linear", format: fp8_e4m3')
     (folder / "rows.yaml").write_text(text.replace("rules:", "float8: {scaling: rowwise}\nrules:"), encoding="utf-8")
     (folder / "tensor.yaml").write_text(text, encoding="utf-8")
+    assert "memory_format   as_given\n" in _run(capsys, "show", "rows.yaml")[1]
     assert "float8          {scaling: rowwise}\n" in _run(capsys, "show", "rows.yaml")[1]
     code, out, _ = _run(capsys, "diff", "rows.yaml", "tensor.yaml")
     assert (code, out) == (1, "float8: {scaling: rowwise} -> {scaling: tensorwise}\n")

@@ -26,6 +26,16 @@ def test_settings() -> None:
     assert found
 
 
+def test_layout() -> None:
+    (found,) = diff(A, replace(A, memory_format="channels_last")).settings
+    assert (found.name, found.a, found.b) == ("memory_format", "as_given", "channels_last")
+
+
+def test_fused_optimizer() -> None:
+    (found,) = diff(A, replace(A, optimizer="fused")).settings
+    assert (found.name, found.a, found.b) == ("optimizer", "as_given", "fused")
+
+
 def test_storage() -> None:
     low = Parameters(storage="bf16", master="fp32", keep=("*.bias",))
     (found,) = diff(A, replace(A, parameters=low)).settings

@@ -168,7 +168,7 @@ def test_plain_policy_has_every_key() -> None:
         (
             HEAD + RULES + "rule: 1",
             ':5: the policy has no key "rule"; keys: autoprec, name, device, parameters, float32_matmul, '
-            'float8, loss_scale, outputs, rules, fallback, evidence; nearest: "rules"',
+            'float8, loss_scale, memory_format, optimizer, outputs, rules, fallback, evidence; nearest: "rules"',
         ),
         (HEAD + RULES + "name: q", ':5: the policy has the key "name" twice; delete one'),
         (HEAD + RULES + "1: q", ':5: a key of the policy is a whole number ("1"); expected text; quote it'),
@@ -193,6 +193,11 @@ def test_plain_policy_has_every_key() -> None:
         (HEAD + RULES + "device: {knid: cpu}", ':5: device has no key "knid"; keys: kind, name; nearest: "kind"'),
         (HEAD + RULES + "parameters: {storage: fp8}", ":5: parameters.storage is 'fp8'; allowed: fp32, bf16, fp16"),
         (HEAD + RULES + "float8: {scaling: rows}", ":5: float8.scaling is 'rows'; allowed: tensorwise, rowwise"),
+        (
+            HEAD + RULES + "memory_format: nhwc",
+            ":5: memory_format is 'nhwc'; allowed: as_given, channels_last",
+        ),
+        (HEAD + RULES + "optimizer: foreach", ":5: optimizer is 'foreach'; allowed: as_given, fused"),
         (HEAD + RULES + "float8: {scale: rowwise}", ':5: float8 has no key "scale"; keys: scaling'),
         (
             HEAD + RULES.replace("rules:", "rules:\n  - {sites: a, format: fp8_e4m3}"),
@@ -308,6 +313,21 @@ def test_the_scaling_is_written_where_it_is_not_the_default() -> None:
     assert "float8" not in dump_policy(policy)
     rowwise = dump_policy(replace(policy, float8=Float8(scaling="rowwise")))
     assert "\nfloat32_matmul: ieee\nfloat8: {scaling: rowwise}\nloss_scale: none\n" in rowwise
+
+
+def test_the_layout_is_written_where_it_is_not_the_default() -> None:
+    policy = Policy(name="p", rules=(Rule(sites="*", format="fp32"),))
+    assert "memory_format" not in dump_policy(policy)
+    laid = dump_policy(replace(policy, memory_format="channels_last"))
+    assert laid.replace("memory_format: channels_last\n", "") == dump_policy(policy)
+    assert "\nloss_scale: none\nmemory_format: channels_last\noutputs: fp32\n" in laid
+
+
+def test_fused_optimizers_are_written_where_they_are_asked_for() -> None:
+    policy = Policy(name="p", rules=(Rule(sites="*", format="fp32"),))
+    assert "optimizer" not in dump_policy(policy)
+    fused = dump_policy(replace(policy, optimizer="fused"))
+    assert "\nloss_scale: none\noptimizer: fused\noutputs: fp32\n" in fused
 
 
 def test_parameters_state_what_is_not_default() -> None:

@@ -1,6 +1,7 @@
 """The presets: which there are for which device, and what they say."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,11 @@ from autoprec.policy import (
 )
 
 _BF16 = ("low-bf16", "bf16-master", "bf16-stochastic")
+_WITH_TWIN = ("fp32", "fp32-matmul-bf16", "fp32-matmul-tf32", "autocast-bf16", "autocast-fp16", "bf16-master")
+
+
+def _with_twins(*names: str) -> tuple[str, ...]:
+    return tuple(each for name in names for each in (name, f"{name}-channels-last")[: 1 + (name in _WITH_TWIN)])
 
 
 def _format(policy: Policy, op: str, module: str = "m") -> str:
@@ -30,9 +36,10 @@ def _format(policy: Policy, op: str, module: str = "m") -> str:
 
 def test_names_by_device_kind() -> None:
     autocast, systems = ("autocast-bf16", "autocast-fp16"), ("apex-o1", "apex-o2", "apex-o3", "tpu-bf16", "fp16-resnet")
-    assert preset_names("cpu") == ("fp32", "fp32-matmul-bf16", *autocast, "fp8-matmul", *_BF16, *systems, "fp8-h100")
-    assert preset_names("cuda") == ("fp32", "fp32-matmul-tf32", *autocast, "fp8-matmul", *_BF16, *systems, "fp8-h100")
-    assert preset_names("mps") == ("fp32", *autocast, *_BF16, *systems)
+    rest = (*autocast, "fp8-matmul", *_BF16, *systems, "fp8-h100")
+    assert preset_names("cpu") == _with_twins("fp32", "fp32-matmul-bf16", *rest)
+    assert preset_names("cuda") == _with_twins("fp32", "fp32-matmul-tf32", *rest)
+    assert preset_names("mps") == _with_twins("fp32", *autocast, *_BF16, *systems)
     assert graph_preset_names() == ("tf-graph-pass-bf16", "tf-graph-pass-fp16")
 
 
@@ -65,6 +72,16 @@ def test_every_preset_says_what_it_is() -> None:
         assert row.stands_for
         assert row.does
         assert set(row.kinds) <= {"cpu", "cuda", "mps"}
+
+
+@pytest.mark.parametrize("name", _WITH_TWIN)
+def test_a_twin_differs_in_its_layout_alone(name: str) -> None:
+    kind = "cuda" if "tf32" in name else "cpu"
+    one, twin = preset(name, kind), preset(f"{name}-channels-last", kind)
+    assert (one.memory_format, twin.memory_format) == ("as_given", "channels_last")
+    assert replace(twin, name=name, memory_format="as_given") == one
+    assert PRESETS[twin.name].for_convolutions
+    assert not PRESETS[name].for_convolutions
 
 
 def test_fp32_changes_nothing() -> None:
@@ -139,7 +156,11 @@ def test_only_fp16_scales_the_loss_and_as_grad_scaler_does() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("autocast-bf61", "cpu", '"autocast-bf61" is not a preset for cpu; presets: fp32, fp32-matmul-bf16, autocast'),
+        (
+            "autocast-bf61",
+            "cpu",
+            '"autocast-bf61" is not a preset for cpu; presets: fp32, fp32-channels-last, fp32-matmul-bf16, fp',
+        ),
         ("autocast-bf61", "cpu", 'fp8-h100; nearest: "autocast-bf16"'),
         ("fp32-matmul-tf32", "cpu", '"fp32-matmul-tf32" is not a preset for cpu'),
         ("tf-graph-pass-bf16", "cpu", 'preset "tf-graph-pass-bf16" is made for the graph of a workload; write it as'),

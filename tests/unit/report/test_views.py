@@ -156,6 +156,15 @@ def test_three_lines_of_code_use_the_policy() -> None:
     assert run_view(replace(FINISHED, policy_file=None)).usage == ()
 
 
+def test_the_lines_to_paste_turn_a_fused_optimizer_on() -> None:
+    chosen = FINISHED.chosen
+    assert chosen is not None
+    fused = replace(chosen, policy="autoprec: 1\nloss_scale: none\noptimizer: fused\noutputs: fp32\n")
+    usage = run_view(replace(FINISHED, chosen=fused)).usage
+    assert usage[2].startswith("optimizer = precision.optimizer(optimizer)")
+    assert usage[3].endswith("loss.backward()")
+
+
 def test_progress_lines() -> None:
     assert trial_line(RUN.trials[2]) == ("trial 2 graph-pass-bf16: complete, 1.40x fp32, faithful, 0.1 % lost, because")
     assert best_line(RUN.trials[2]) == "best: graph-pass-bf16 1.40x fp32"

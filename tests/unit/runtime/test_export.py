@@ -100,6 +100,8 @@ def test_a_rule_that_is_not_about_parameters_is_told(rule: tuple[str, str], reas
     [
         ({"float32_matmul": "bf16"}, ["float32_matmul: bf16"]),
         ({"loss_scale": LossScale(kind="static", initial=8.0)}, ["loss_scale: static, initial 8"]),
+        ({"memory_format": "channels_last"}, ["memory_format: channels_last"]),
+        ({"optimizer": "fused"}, ["optimizer: fused"]),
         (
             {
                 "parameters": Parameters(

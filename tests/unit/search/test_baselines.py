@@ -3,12 +3,13 @@
 from types import MappingProxyType
 
 import pytest
+import torch
 
 from autoprec.errors import SpaceError
-from autoprec.policy import PRESETS
+from autoprec.policy import PRESETS, preset
 from autoprec.runtime.device import DeviceInfo
-from autoprec.search.baselines import baselines, names_in
-from tests.op_graphs import chain, node
+from autoprec.search.baselines import baselines, coarsest_format, names_in, rounding_of
+from tests.op_graphs import chain, node, tensor
 
 GRAPH = chain(node("a", "linear"), node("b", "linear", index=1), node("bad", "exp"))
 CLASSIC = ["fp32", "autocast-bf16", "autocast-fp16", "low-bf16", "bf16-master", "bf16-stochastic"]
@@ -79,6 +80,37 @@ def test_names_are_taken_and_fp32_is_always_there() -> None:
 def test_what_cannot_be_a_baseline_is_told(name: str, message: str) -> None:
     with pytest.raises(SpaceError, match=message):
         baselines(AVX2, ("ieee",), GRAPH, (name,))
+
+
+IMAGES = chain(node("a", "conv2d", inputs=(tensor(2, 3, 8, 8),)), node("b", "linear", index=1))
+TWINS = [f"{name}-channels-last" for name in ("fp32", "autocast-bf16", "autocast-fp16", "bf16-master")]
+
+
+def test_where_convolutions_run_their_layout_is_a_baseline_too() -> None:
+    assert set(baselines(AVX2, ("ieee",), IMAGES)) == {*CLASSIC, *TWINS}
+    amx = set(baselines(AMX, ("ieee", "bf16"), IMAGES))
+    assert {name for name in amx if "channels" in name} == {*TWINS, "fp32-matmul-bf16-channels-last"}
+    assert set(baselines(AVX2, ("ieee",), IMAGES, with_layouts=False)) == set(CLASSIC)
+    without = baselines(A100, ("ieee",), IMAGES, with_layouts=False)
+    assert {policy.memory_format for policy in without.values()} == {"as_given"}
+    assert "fp16-resnet" in baselines(A100, ("ieee",), IMAGES)
+
+
+def test_a_layout_that_is_asked_for_by_name_is_a_baseline_anywhere() -> None:
+    assert list(baselines(AVX2, ("ieee",), GRAPH, ("fp32-channels-last",))) == ["fp32", "fp32-channels-last"]
+
+
+def test_other_kernels_may_drift_as_far_as_one_rounding_to_fp32_makes_fp32_drift() -> None:
+    assert coarsest_format(preset("fp32", "cpu")) is None
+    assert coarsest_format(preset("fp32-channels-last", "cpu")) == "fp32"
+    assert coarsest_format(preset("autocast-bf16-channels-last", "cpu")) == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_one_rounding_is_half_the_distance_of_one_to_the_next_number(name: str, dtype: torch.dtype) -> None:
+    assert rounding_of(name) == torch.finfo(dtype).eps / 2
 
 
 def test_names_in_a_text() -> None:

@@ -1,13 +1,25 @@
 """From a choice to a policy."""
 
+import dataclasses
 import random
 
 import pytest
 
 from autoprec.analysis import Mark, Reason, ReasonCode
 from autoprec.graph.site import Site
-from autoprec.policy import LossScale, Parameters, Rule, resolve
-from autoprec.search.choices import FP32, LOW, Value, active, choice_key, defaults, dimensions, policy_of, targets_of
+from autoprec.policy import LossScale, Parameters, Rule, preset, resolve
+from autoprec.search.choices import (
+    FP32,
+    LOW,
+    Value,
+    active,
+    choice_key,
+    defaults,
+    dimensions,
+    policy_of,
+    run_key,
+    targets_of,
+)
 from autoprec.search.layout import layout_of
 from autoprec.search.space import Space
 from tests.unit.search.blocks import LAYERS, MARKS, SITES, SPACE, layout, mark, rows, site
@@ -171,3 +183,35 @@ def test_storage_is_a_dimension_where_the_space_offers_it() -> None:
 def test_the_only_storage_of_a_space_is_chosen() -> None:
     choice = defaults(rows(Space(storage=("bf16-master",))), "bf16")
     assert policy_of(choice, layout(), name="p", device=DEVICE).parameters.master == "fp32"
+
+
+def test_the_layout_is_a_dimension_where_the_space_offers_it() -> None:
+    assert all(row.name != "memory_format" for row in rows())
+    space = dataclasses.replace(SPACE, memory_format=("as_given", "channels_last"))
+    (row,) = [row for row in rows(space) if row.name == "memory_format"]
+    assert (row.values, row.default, row.only_for) == (("as_given", "channels_last"), "as_given", "")
+    base = defaults(rows(space), "bf16")
+    policies = [policy_of(base | {"memory_format": name}, layout(), name="p", device=DEVICE) for name in row.values]
+    assert [policy.memory_format for policy in policies] == ["as_given", "channels_last"]
+    assert choice_key(base, layout()) == choice_key(defaults(rows(), "bf16"), layout())
+    assert choice_key(base | {"memory_format": "channels_last"}, layout()) != choice_key(base, layout())
+    only = dataclasses.replace(SPACE, memory_format=("channels_last",))
+    assert defaults(rows(only), "bf16")["memory_format"] == "channels_last", "a single layout is still a choice"
+
+
+def test_fp32_everywhere_is_the_baseline_of_its_layout() -> None:
+    for name in ("fp32", "fp32-channels-last"):
+        policy = preset(name, "cpu")
+        choice = changed(**{row.name.replace(":", "__"): FP32 for row in rows() if row.name.startswith("layer:")})
+        choice["memory_format"] = policy.memory_format
+        assert choice_key(choice, layout()) == run_key(policy, resolve(policy, layout().sites).formats)
+
+
+def test_the_kernels_of_the_optimizer_are_a_dimension_where_the_space_offers_them() -> None:
+    space = dataclasses.replace(SPACE, optimizer=("as_given", "fused"))
+    (row,) = [row for row in rows(space) if row.name == "optimizer"]
+    assert (row.values, row.default) == (("as_given", "fused"), "as_given")
+    base = defaults(rows(space), "bf16")
+    fused = base | {"optimizer": "fused"}
+    assert policy_of(fused, layout(), name="p", device=DEVICE).optimizer == "fused"
+    assert choice_key(base, layout()) == choice_key(defaults(rows(), "bf16"), layout()) != choice_key(fused, layout())

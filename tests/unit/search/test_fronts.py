@@ -19,8 +19,11 @@ from tests.op_graphs import chain, node
 from tests.unit.search.blocks import SPACE, layout
 
 GRAPH = chain(
-    node("linear", "linear", module="one"), node("gelu", "gelu"), node("linear_1", "linear", module="two"), node("sum", "sum")
-)  # fmt: skip
+    node("linear", "linear", module="one"),
+    node("gelu", "gelu"),
+    node("linear_1", "linear", module="two"),
+    node("sum", "sum"),
+)
 ONE, GELU, TWO, SUM = (call.site for call in GRAPH.calls())
 
 

@@ -1,9 +1,11 @@
 """Static plans."""
 
+import dataclasses
+
 from autoprec.policy import resolve
 from autoprec.search.choices import policy_of
 from autoprec.search.plans import plans
-from tests.unit.search.blocks import SITES, layout, rows
+from tests.unit.search.blocks import SITES, SPACE, layout, rows
 
 
 def low_ops(name: str) -> set[str]:
@@ -35,3 +37,27 @@ def test_a_choice_is_planned_once_and_its_values_exist() -> None:
 
 def test_plans_about_ops_that_are_not_there_are_left_out() -> None:
     assert not any("recurrent" in plan.name for plan in plans(rows()))
+
+
+def test_every_plan_comes_in_every_layout_that_is_offered() -> None:
+    space = dataclasses.replace(SPACE, memory_format=("as_given", "channels_last"))
+    names = [plan.name for plan in plans(rows(space))]
+    plain = [plan.name for plan in plans(rows())]
+    assert names == [f"{name}{suffix}" for name in plain for suffix in ("", "-channels-last")]
+    for plan in plans(rows(space)):
+        is_last = plan.name.endswith("-channels-last")
+        assert plan.choice["memory_format"] == ("channels_last" if is_last else "as_given")
+
+
+def test_a_fused_optimizer_is_planned_with_fp32_and_with_all_free_ops() -> None:
+    space = dataclasses.replace(SPACE, optimizer=("as_given", "fused"), memory_format=("as_given", "channels_last"))
+    fused = {plan.name: plan for plan in plans(rows(space)) if plan.choice["optimizer"] == "fused"}
+    assert list(fused) == [
+        f"{name}{suffix}"
+        for name in ("fp32-fused", "free-ops-fused-bf16", "free-ops-fused-fp16")
+        for suffix in ("", "-channels-last")
+    ]
+    for name, plan in fused.items():
+        policy = policy_of(plan.choice, layout(space), name=name, device={})
+        assert policy.optimizer == "fused"
+        assert (policy.formats == ("fp32",)) == name.startswith("fp32")

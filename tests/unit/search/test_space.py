@@ -4,18 +4,23 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from autoprec.errors import SpaceError
 from autoprec.runtime.device import describe
 from autoprec.search.space import Space, load_space, space_path
-from autoprec.search.subject import cut_to_device
+from autoprec.search.subject import cut_to_device, cut_to_graph, cut_to_optimizer
+from tests.op_graphs import chain, node, tensor
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "search_spaces").glob("*.yaml")), ids=lambda path: path.stem)
 def test_shipped_spaces_load(path: Path) -> None:
-    assert load_space(path).low
+    space = load_space(path)
+    assert space.low
+    assert space.memory_format == ("as_given", "channels_last")
+    assert space.optimizer == ("as_given", "fused")
 
 
 def test_every_device_kind_has_a_space() -> None:
@@ -34,6 +39,8 @@ grouping: module
 prefer: ["*:softmax", "blocks.*"]
 float32_matmul: [ieee, tf32]
 storage: [fp32, bf16-master]
+memory_format: [channels_last, as_given]
+optimizer: [as_given, fused]
 loss_scale:
   initial: [16, 32]
   growth_interval: [7]
@@ -48,6 +55,8 @@ baselines: [default, apex-o2]
         prefer=("*:softmax", "blocks.*"),
         float32_matmul=("ieee", "tf32"),
         storage=("fp32", "bf16-master"),
+        memory_format=("channels_last", "as_given"),
+        optimizer=("as_given", "fused"),
         loss_scale_initial=(16.0, 32.0),
         loss_scale_growth_interval=(7,),
         slow_limit=3.0,
@@ -73,6 +82,8 @@ def test_keys_left_out_have_their_defaults(tmp_path: Path) -> None:
         ("grouping: op\n", "space.yaml:2: grouping is 'op'; allowed: pattern, module"),
         ('prefer: ["*:sotfmax"]\n', "space.yaml:2: prefer is"),
         ("storage: [bf16]\n", r"storage is \['bf16'\]; allowed: a list of fp32, bf16-master, bf16-stochastic"),
+        ("memory_format: [nhwc]\n", r"memory_format is \['nhwc'\]; allowed: a list of as_given, channels_last"),
+        ("optimizer: [foreach]\n", r"optimizer is \['foreach'\]; allowed: a list of as_given, fused"),
         ("slow_limit: 1\n", "space.yaml:2: slow_limit is 1; allowed: numbers above 1"),
         ("slow_limit: true\n", "space.yaml:2: slow_limit is True"),
         ("horizon: 7\n", "space.yaml:2: horizon is 7; allowed: auto, or whole numbers from 8"),
@@ -113,3 +124,24 @@ def test_storage_the_device_cannot_hold_is_left_out() -> None:
     device = dataclasses.replace(describe("cpu"), formats=("fp32", "fp16"))
     cut = cut_to_device(Space(storage=("bf16-master",)), device, ())
     assert (cut.low, cut.storage) == (("fp16",), ("fp32",))
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "kept"),
+    [("conv2d", (2, 3, 8, 8), True), ("conv3d", (2, 3, 8, 8, 8), True), ("conv_transpose2d", (2, 3, 8, 8), True),
+     ("conv1d", (2, 3, 8), False), ("linear", (2, 3, 8, 8), False)],
+)  # fmt: skip
+def test_layouts_are_chosen_only_where_there_are_convolutions_over_images(
+    op: str, shape: tuple[int, ...], kept: bool
+) -> None:
+    graph = chain(node("a", "linear"), node("b", op, index=1, inputs=(tensor(*shape),)))
+    space = Space(memory_format=("as_given", "channels_last"), margin=0.02)
+    assert cut_to_graph(space, graph) == (space if kept else Space(margin=0.02))
+
+
+def test_fused_kernels_are_chosen_only_where_the_optimizer_has_them_and_does_not_use_them() -> None:
+    space = Space(optimizer=("as_given", "fused"), margin=0.02)
+    weights = [torch.nn.Parameter(torch.ones(2))]
+    assert cut_to_optimizer(space, torch.optim.AdamW(weights)) == space
+    for without in (torch.optim.RMSprop(weights), torch.optim.AdamW(weights, fused=True)):
+        assert cut_to_optimizer(space, without) == Space(margin=0.02)
