@@ -33,6 +33,18 @@ def best_baseline(trials: Sequence[TrialRecord]) -> TrialRecord:
     return next(iter([*faster, *(trial for trial in ranked if trial.name == "fp32"), *ranked]))
 
 
+def doubtful_baselines(trials: Sequence[TrialRecord], best: TrialRecord) -> tuple[TrialRecord, ...]:
+    """Return baselines that are faster than `best` beyond their spread and that the horizon was too short to judge."""
+    bar = _interval(best).value
+    found = [
+        trial
+        for trial in trials
+        if trial.kind == "baseline" and trial.state == "complete" and trial.speedup and trial.speedup.low > bar
+        and trial.fidelity is not None and trial.fidelity.verdict == "inconclusive"
+    ]  # fmt: skip
+    return tuple(sorted(found, key=_negative_speedup))
+
+
 def contenders(trials: Sequence[TrialRecord], baseline: TrialRecord) -> tuple[TrialRecord, ...]:
     """Return the trials faster than `baseline` by their point estimates that may be faithful, in the order to prove.
 

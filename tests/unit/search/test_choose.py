@@ -1,6 +1,7 @@
 """Choosing what is written, on injected measurements, proofs and timings."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from autoprec.records.run import Interval, TrialRecord, VerificationRecord
 from autoprec.search.choose import Choosing, Outcome
@@ -122,3 +123,26 @@ def test_an_unsure_trial_is_not_written_without_its_proof() -> None:
     unsure = trial("unsure", 3.0, number=5, verdict="inconclusive")
     assert Choosing(trials=(FP32, unsure)).so_far().trial.name == "fp32"
     assert choose((FP32, unsure), Bench()).trial.name == "unsure"
+
+
+def doubtful(name: str, speedup: float, number: int) -> TrialRecord:
+    sure = trial(name, speedup, kind="baseline", number=number)
+    assert sure.fidelity is not None
+    return replace(sure, fidelity=replace(sure.fidelity, verdict="inconclusive"))
+
+
+def test_a_baseline_that_its_horizon_could_not_judge_is_proven_if_it_would_set_the_bar() -> None:
+    bench = Bench()
+    outcome = choose((FP32, doubtful("fp32-channels-last", 1.9, 1), FAST), bench)
+    assert bench.proved == ["fp32-channels-last"]
+    assert (outcome.trial.name, outcome.verdict, outcome.best.name) == (
+        "fp32-channels-last", "baseline", "fp32-channels-last",
+    )  # fmt: skip
+
+
+def test_a_doubtful_baseline_that_fails_or_is_no_faster_sets_no_bar() -> None:
+    outcome = choose((FP32, doubtful("a", 1.9, 1), FAST), Bench(failing=("a",)))
+    assert (outcome.trial.name, outcome.best.name) == ("fast", "fp32")
+    bench = Bench()
+    choose((FP32, AUTOCAST, doubtful("slower", 1.2, 2)), bench)
+    assert "slower" not in bench.proved
