@@ -162,7 +162,8 @@ def trace(
     rules = _read(policy, device, workload)
     describe(device).require(rules)
     with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
-        found = trace_policy(load(workload).workload, policy, device=device, seed=seed)
+        given = policy if Path(policy).is_file() else rules  # of a file, a rule that fits nothing is told with its line
+        found = trace_policy(load(workload).workload, given, device=device, seed=seed)
     if as_json:
         print_json(found.to_plain())
     else:

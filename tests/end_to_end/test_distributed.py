@@ -634,11 +634,13 @@ def fsdp_alive(rank: int, order: str) -> list[int]:
         shard(model)
     counts: list[int] = []
     size = 8 * 16
+    gc.collect()
+    before = {id(each) for each in gc.get_objects() if isinstance(each, torch.Tensor)}  # of earlier tests in this rank
     canary = torch.zeros(size, dtype=torch.bfloat16)  # is counted, so the count works
 
     def count(*_: Any) -> None:
         low = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.dtype == torch.bfloat16]
-        counts.append(sum(t.untyped_storage().nbytes() == 2 * size for t in low))
+        counts.append(sum(id(t) not in before and t.untyped_storage().nbytes() == 2 * size for t in low))
 
     model.head.register_forward_hook(count)
     with torch.no_grad(), precision.loss():

@@ -119,7 +119,9 @@ def test_the_matmul_precision_of_the_caller_survives(monkeypatch):
     monkeypatch.setattr("autoprec.measure.training.set_float32_matmul", set_it)
     monkeypatch.setattr("autoprec.measure.training.restore", lambda found: state.__setitem__(0, found))
     monkeypatch.setattr("autoprec.runtime.precision.claim_float32_matmul", set_it)
-    monkeypatch.setattr("autoprec.runtime.precision.release", lambda found: state.__setitem__(0, found))
+    monkeypatch.setattr(
+        "autoprec.runtime.precision.release_with", lambda owner, found: lambda: state.__setitem__(0, found)
+    )
 
     def loss(model, batch):
         seen.append(state[0])
