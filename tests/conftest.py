@@ -1,6 +1,7 @@
 """What every test relies on: one seed, no network, and a reasoned skip where there is no CUDA device."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 
 import hypothesis
@@ -9,6 +10,8 @@ import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # models are built from configs; nothing may be fetched
 os.environ.pop("AUTOPREC_DEBUG", None)
+# Op times are kept for the tests of one run, and apart from those of whoever runs them. Workers inherit the folder.
+os.environ.setdefault("AUTOPREC_CACHE", tempfile.mkdtemp(prefix="autoprec-op-times-"))
 
 # A test must say the same on every run and machine: examples are derived from the test, and nothing is timed.
 hypothesis.settings.register_profile("autoprec", derandomize=True, deadline=None, max_examples=100)

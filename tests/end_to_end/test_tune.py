@@ -152,7 +152,7 @@ def start(folder: Path) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interrupt_writes_the_best_so_far_and_the_same_command_resumes(folder: Path, number: signal.Signals) -> None:
     process = start(folder)
     wait_for_trials(folder, 5, process)
@@ -173,6 +173,7 @@ def test_an_interrupt_writes_the_best_so_far_and_the_same_command_resumes(folder
     assert not resumed.interrupted
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes_and_its_running_trial_is_measured_again(folder: Path) -> None:
     process = start(folder)
     wait_for_trials(folder, 1, process)

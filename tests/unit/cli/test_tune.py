@@ -249,6 +249,7 @@ def test_a_workload_that_diverges_in_fp32_is_refused_at_its_step(
     assert "at step 2 in plain FP32: op" in error
 
 
+@pytest.mark.long
 def test_a_study_of_another_seed_is_refused_and_another_name_is_fine(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
