@@ -40,7 +40,7 @@ ACHIEVABLE_BANDWIDTH = 0.8
 # FlashAttention computes the scores anew: five products of their size for the two of the forward pass.
 # Source: Dao 2023, FlashAttention-2, section 4.1.
 _ATTENTION_BACKWARD = 2.5
-_INSIDE = frozenset({"matmul", "convolution", "recurrent"})
+INSIDE_FAMILIES = frozenset({"matmul", "convolution", "recurrent"})
 _GATHERS = frozenset({"embedding", "indexing"})
 # torchao reads an operand for its largest magnitude, then again to round it: two kernels, and one byte written.
 _ROUNDING_KERNELS = 2
@@ -161,7 +161,7 @@ class _Roofline:
     def _rate(self, node: OpNode, family: str, units: str) -> float:
         """Return the operations a second that are within reach; a depthwise convolution has the FP32 units."""
         peak = self.profile.peaks[FP32 if is_depthwise(node) else units].value
-        if units == FP32 and family in _INSIDE and not is_depthwise(node):
+        if units == FP32 and family in INSIDE_FAMILIES and not is_depthwise(node):
             peak = self.profile.inside[self.inside]
         return peak * ACHIEVABLE.get(family, ACHIEVABLE["matmul"])
 
