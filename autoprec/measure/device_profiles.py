@@ -95,9 +95,7 @@ def profile_named(name: str) -> DeviceProfile:
 
 def _peaks(source: str, date: str, **tera: float) -> Mapping[str, Figure]:
     """Return the rates of a row, given in units of 10^12 operations a second."""
-    return MappingProxyType(
-        {name: Figure(value=each * _TERA, source=source, date=date) for name, each in tera.items()}
-    )
+    return MappingProxyType({name: Figure(value=each * _TERA, source=source, date=date) for name, each in tera.items()})
 
 
 def _launch(micro: float, why: str) -> Figure:
@@ -114,6 +112,8 @@ _eager_cpu = partial(_launch, 3.0, "eager torch on one process, dispatch and the
 _SPR = "Intel Xeon Platinum 8480+ data sheet and optimization manual: 56 cores at 2.0 GHz base"
 _ICX = "Intel Xeon Platinum 8380 data sheet: 40 cores at 2.3 GHz base, 2 FMA units of 16 lanes (from memory)"
 _MILAN = "AMD EPYC 7763 data sheet: 64 cores at 2.45 GHz base, 2 FMA units of 8 lanes (from memory)"
+_DDR5 = "Intel Xeon Platinum 8480+ data sheet: 8 channels DDR5-4800 (from memory)"
+_DDR4 = "{} data sheet: 8 channels DDR4-3200 (from memory)"
 _ADA = "NVIDIA Ada GPU Architecture whitepaper, appendix A, dense, FP32 accumulate (checked)"
 _AMPERE = "NVIDIA A100 Tensor Core GPU data sheet, dense column (from memory)"
 _HOPPER = "NVIDIA H100 Tensor Core GPU data sheet, SXM, half of the figures with sparsity (from memory)"
@@ -133,7 +133,7 @@ _ROWS = (
             **_peaks(f"{_SPR}, 1024 operations a cycle and core in AMX (from memory)", "2023-01",
                      bf16=56 * 2.0e9 * 1024 / _TERA),
         },
-        bandwidth=_gigabytes(307.2, "Intel Xeon Platinum 8480+ data sheet: 8 channels DDR5-4800 (from memory)", "2023-01"),
+        bandwidth=_gigabytes(307.2, _DDR5, "2023-01"),
         launch=_eager_cpu(),
     ),
     DeviceProfile(
@@ -143,7 +143,7 @@ _ROWS = (
         lists="cpu",
         space="cpu",
         peaks=_peaks(_ICX, "2021-04", fp32=40 * 2.3e9 * 64 / _TERA),
-        bandwidth=_gigabytes(204.8, "Intel Xeon Platinum 8380 data sheet: 8 channels DDR4-3200 (from memory)", "2021-04"),
+        bandwidth=_gigabytes(204.8, _DDR4.format("Intel Xeon Platinum 8380"), "2021-04"),
         launch=_eager_cpu(),
     ),
     DeviceProfile(
@@ -153,7 +153,7 @@ _ROWS = (
         lists="cpu",
         space="cpu",
         peaks=_peaks(_MILAN, "2021-03", fp32=64 * 2.45e9 * 32 / _TERA),
-        bandwidth=_gigabytes(204.8, "AMD EPYC 7763 data sheet: 8 channels DDR4-3200 (from memory)", "2021-03"),
+        bandwidth=_gigabytes(204.8, _DDR4.format("AMD EPYC 7763"), "2021-03"),
         launch=_eager_cpu(),
     ),
     DeviceProfile(
@@ -222,4 +222,3 @@ _ROWS = (
     ),
 )  # fmt: skip
 PROFILES: Mapping[str, DeviceProfile] = MappingProxyType({row.name: row for row in _ROWS})
-

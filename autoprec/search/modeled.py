@@ -23,9 +23,9 @@ from autoprec.search.modeled_step import ModeledPolicy, ModeledStep
 class ModeledPlan:
     """What is predicted for a device: every figure is modeled.
 
-    `best` is the fastest healthy policy, which may be a baseline. `plan` is the chosen one of the `front`, None if none
-    is healthy, or saves time, or the device has no low format. `kept` counts the reasons of the sites that `best` keeps in FP32.
-    `left_out` says why a baseline has no prediction.
+    `best` is the fastest healthy policy, which may be a baseline. `plan` is the fastest healthy plan; None if none is
+    healthy, none saves time, or the device has no low format. `front` are plans that no other dominates. `kept` counts
+    the reasons of the sites that `best` keeps in FP32. `left_out` says why a baseline has no prediction.
     """
 
     profile: DeviceProfile

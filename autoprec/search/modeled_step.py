@@ -90,14 +90,14 @@ class ModeledStep:
         return mark_recordings((recording,), self._formats, self._device, gradients, _MOST_STEPS, kernels="ideal")
 
     def plans(self) -> Iterator[ModeledPolicy]:
-        """Yield the plans of the front of every low format, for every precision inside the FP32 matmuls that are left."""
+        """Yield the plans of every low format, for every precision inside the FP32 matmuls that are left."""
         float8 = self._errors(FLOAT8, FLOAT8_OPS) if FLOAT8 in self._formats else None
         for low in (name for name in self._formats if name != FLOAT8):
             kept, errors = kept_in(self._marking.marks, low), self._errors(low)
             for inside, model in self._models.items():
                 found = front_of(model, low, errors, kept, float8 if low == "bf16" else None)
                 for place, plan in enumerate(found.plans):
-                    name = f"cut-{place}-{low}" + ("" if inside == "ieee" else f"-{inside}")
+                    name = f"cut-{place}-{low}" + ("" if inside == "ieee" else f"-matmul-{inside}")
                     modeled = self.modeled(self._policy(plan, low, name, inside), low)
                     yield replace(modeled, predicted_error=plan.error, limit=self._limit(self._rounded(modeled)))
 
@@ -145,7 +145,9 @@ class ModeledStep:
         found = [(fmt, frozenset(site for site, own in formats.items() if own == fmt)) for fmt in (each.low, FLOAT8)]
         found = [(fmt, sites) for fmt, sites in found if fmt != FP32]
         if each.policy.float32_matmul != "ieee":
-            inside = [site for site, own in formats.items() if own == FP32 and lookup(site.op).family in INSIDE_FAMILIES]
+            inside = [
+                site for site, own in formats.items() if own == FP32 and lookup(site.op).family in INSIDE_FAMILIES
+            ]
             found.append((_INSIDE_FORMAT, frozenset(inside)))
         return [(fmt, sites) for fmt, sites in found if sites]
 
