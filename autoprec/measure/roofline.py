@@ -134,11 +134,10 @@ class _Roofline:
         return OpTime(timing=Timing(forward_s=forward_s, backward_s=backward_s, num_rounds=0), kept=low)
 
     def cast(self) -> tuple[CastTime, ...]:
-        """Return the points of a cast: six bytes an element each way, for the gradient too."""
-        return tuple(CastTime(numel=size, forward_s=each, backward_s=each) for size, each in (
-            (1, self.profile.launch.value),
-            (_LARGEST, self.profile.launch.value + 6 * _LARGEST / _bandwidth(self.profile)),
-        ))  # fmt: skip
+        """Return the points of a cast: six bytes an element each way, for the gradient too; a line between two."""
+        launch, slope = self.profile.launch.value, 6 / _bandwidth(self.profile)
+        lines = ((numel, launch + numel * slope) for numel in (1, _LARGEST))
+        return tuple(CastTime(numel=numel, forward_s=each, backward_s=each) for numel, each in lines)
 
     def _seconds(self, node: OpNode, facts: CallFacts, kept: Kept, fmt: str, units: str) -> tuple[float, float]:
         launch, family = self.profile.launch.value, lookup(node.op).family
