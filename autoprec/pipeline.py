@@ -5,16 +5,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autoprec.capture import record, require_reproducible
 from autoprec.files import check_writable
-from autoprec.policy import graph_preset_names, policy_or_preset, rule_lines
+from autoprec.measure.device_profiles import profile_named
+from autoprec.policy import graph_preset_names, policy_or_preset, rule_lines, save_policy
 from autoprec.records import save_record
 from autoprec.records.run import RunRecord
 from autoprec.runtime.device import describe
+from autoprec.search.broken import check_first_loss
 from autoprec.search.budget import Budget
 from autoprec.search.fp32 import train_fp32
 from autoprec.search.graph_pass import policy_for
 from autoprec.search.interrupt import terminated_as_interrupted, uninterrupted
 from autoprec.search.lock import run_lock
+from autoprec.search.modeled import ModeledPlan, chosen_formats, model_plan, written_policy
 from autoprec.search.observer import Observer
 from autoprec.search.places import claim_places
 from autoprec.search.resume import resume_or_start
@@ -52,6 +56,18 @@ class BenchOptions:
     run_dir: Path | None = None
     baselines: tuple[str, ...] = ()
     horizon: int = 60
+    seed: int = 0
+    device: str = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """What `autoprec plan` was asked for; no formats: all that the device of the profile has; `out`: a policy file."""
+
+    workload: str
+    device_profile: str
+    formats: tuple[str, ...] = ()
+    out: Path | None = None
     seed: int = 0
     device: str = "auto"
 
@@ -101,7 +117,7 @@ def bench(options: BenchOptions, observer: Observer | None = None) -> RunRecord:
         watch.stage("baselines and the policy")
         trials = measure_side_by_side(objective, subject.catalog.baselines, policy, watch)
         file = run_dir / "bench.json"
-        record = run_record(
+        found = run_record(
             subject,
             objective,
             trials,
@@ -110,8 +126,25 @@ def bench(options: BenchOptions, observer: Observer | None = None) -> RunRecord:
             record_file=str(file),
             wall_s=time.monotonic() - started,
         )
-        save_record(record, file)
-        return record
+        save_record(found, file)
+        return found
+
+
+def plan(options: PlanOptions) -> ModeledPlan:
+    """Return what is predicted for a device that is not at hand; the policy is written if a file is named for it."""
+    profile = profile_named(options.device_profile)
+    chosen_formats(profile, options.formats)  # what is wrong with them is told before anything runs
+    device = describe(options.device)
+    loaded = load(options.workload)
+    if options.out is not None:
+        check_writable(options.out.parent)
+    recording = record(loaded.workload, device=device.kind, seed=options.seed)
+    check_first_loss(recording)
+    require_reproducible(recording, loaded.workload)
+    found = model_plan(recording, profile, device, options.formats)
+    if options.out is not None:
+        save_policy(written_policy(found, loaded.name), options.out)
+    return found
 
 
 def _plain(options: TuneOptions | BenchOptions) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def low_format(name: str, device: str, native: Collection[str], kernels: Kernels
     """Return what it takes to run sites in a format on a device of kind `device`, which has units for `native`."""
     executors: dict[str, Executor] = {}
     if name == FLOAT8:
-        emulated = FLOAT8 in emulated_formats(device)
+        emulated = kernels == "ideal" or FLOAT8 in emulated_formats(device)
         executors[FLOAT8] = Float8Matmul(product=float8_product("tensorwise", emulated=emulated))
     else:
         executors[_IDEAL] = Ideal(dtype=torch_dtype(name))

@@ -9,7 +9,7 @@ from autoprec.analysis.constants import constant_marks, lost_constants
 from autoprec.analysis.diagnosis import MOST_STEPS, Diagnosis, diagnose, diagnosis_marks
 from autoprec.analysis.extremes import extremes_of
 from autoprec.analysis.loss_scale import GradientHistograms, largest_scale, loss_scale_advice
-from autoprec.analysis.low_step import Reference, low_format, reference_of
+from autoprec.analysis.low_step import Kernels, LowFormat, Reference, low_format, reference_of
 from autoprec.analysis.marks import Mark, merge
 from autoprec.analysis.patterns import pattern_marks
 from autoprec.analysis.ranges import ranges_of
@@ -43,9 +43,11 @@ def mark_recordings(
     device: DeviceInfo,
     gradients: GradientHistograms,
     max_steps: int = MOST_STEPS,
+    kernels: Kernels = "device",
 ) -> Marking:
     """Return the marks of recorded steps of one model, whose FP32 gradients are known.
 
+    With ideal kernels the marks are about the formats alone, whatever device computes them.
     Costs about five steps a batch, and where a format breaks the step, up to `max_steps` to find out where.
 
     Raises: `WorkloadError` if a gradient is not finite in FP32 already.
@@ -54,7 +56,9 @@ def mark_recordings(
     for reference in references:
         _check_finite(reference)
     diagnoses = tuple(
-        _diagnosed(name, references, gradients, device, max_steps) for name in formats if name not in _GRADIENTS_ONLY
+        _diagnosed(low_format(name, device.kind, device.native_formats, kernels), references, gradients, max_steps)
+        for name in formats
+        if name not in _GRADIENTS_ONLY
     )
     op_graph = recordings[0].op_graph
     found = [mark for diagnosis in diagnoses for mark in diagnosis_marks(diagnosis)]
@@ -75,16 +79,15 @@ def mark_recordings(
 
 
 def _diagnosed(
-    name: str, references: Sequence[Reference], gradients: GradientHistograms, device: DeviceInfo, max_steps: int
+    fmt: LowFormat, references: Sequence[Reference], gradients: GradientHistograms, max_steps: int
 ) -> Diagnosis:
-    fmt = low_format(name, device.kind, device.native_formats)
-    row = format_named(name)
-    if row.exponent_bits >= FORMATS["fp32"].exponent_bits or name == FLOAT8:  # such runs have no loss scale
+    row = format_named(fmt.name)
+    if row.exponent_bits >= FORMATS["fp32"].exponent_bits or fmt.name == FLOAT8:  # such runs have no loss scale
         return diagnose(references, fmt, max_steps=max_steps)
     least = _least_scale(row, gradients)
     # The scale is itself the gradient that a low loss hands down first.
     largest = math.ldexp(1.0, row.max_exponent)
-    scale = min(max(loss_scale_advice(gradients, name).initial, least), largest)
+    scale = min(max(loss_scale_advice(gradients, fmt.name).initial, least), largest)
     return diagnose(references, fmt, loss_scale=scale, least_scale=least, max_steps=max_steps)
 
 

@@ -18,6 +18,7 @@ import autoprec
 from autoprec.cli.bench import bench
 from autoprec.cli.env import env
 from autoprec.cli.inspect import inspect
+from autoprec.cli.plan import plan
 from autoprec.cli.policy import app as policy_app
 from autoprec.cli.tune import tune
 from autoprec.errors import AutoprecError
@@ -39,6 +40,7 @@ app = typer.Typer(
 app.command()(inspect)
 app.command()(tune)
 app.command()(bench)
+app.command()(plan)
 app.add_typer(policy_app, name="policy")
 app.command()(env)
 

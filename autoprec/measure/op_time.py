@@ -190,7 +190,7 @@ class _Timing(Replay):
             left = bench.ends - time.perf_counter()
             if left > 0:
                 share = left / (len(self._wanted) - len(self.found))
-                with _untouched_random(bench.device):
+                with untouched_random(bench.device):
                     self.found[self._wanted[n.name]] = self._measure(n, min(share, bench.limits.signature_s))
         return super().run_node(n)
 
@@ -272,7 +272,7 @@ def _undisturbed(device: str) -> Iterator[None]:
     enabled = gc.isenabled()
     gc.disable()
     try:
-        with _untouched_random(device):
+        with untouched_random(device):
             yield
     finally:
         if enabled:
@@ -280,7 +280,7 @@ def _undisturbed(device: str) -> Iterator[None]:
 
 
 @contextmanager
-def _untouched_random(device: str) -> Iterator[None]:
+def untouched_random(device: str) -> Iterator[None]:
     """Put the random states back afterwards: the replay draws what the step drew."""
     place = torch.device(device)
     cuda = [place.index or 0] if place.type == "cuda" else []

@@ -128,7 +128,7 @@ def proven_fidelity(record: RunRecord, trial: TrialRecord | None) -> FidelityRec
 
 def _facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     states = [trial.state for trial in measured_trials(record)]
-    measured = f"{_num_measured(record)} in {_seconds(record.wall_s)}"
+    measured = f"{_num_measured(record)} in {seconds_text(record.wall_s)}"
     details = [f"{states.count(state)} {word}" for state, word in _ENDED_EARLY.items() if state in states]
     graph = record.graph
     return (
@@ -170,7 +170,7 @@ def _baselines_title(record: RunRecord) -> str:
     pace = _pace_s(record)
     if pace is None:
         return "Baselines"
-    return f"Baselines (step: at the pace of fp32 = {_seconds(pace)}; lost: steps of training)"
+    return f"Baselines (step: at the pace of fp32 = {seconds_text(pace)}; lost: steps of training)"
 
 
 def _best_title(record: RunRecord, others: Sequence[TrialRecord]) -> str:
@@ -188,9 +188,9 @@ def _trial_row(trial: TrialRecord, record: RunRecord) -> TrialRow:
     return TrialRow(
         name=trial.name,
         speedup="-" if speedup is None else _with_interval(speedup),
-        step="-" if speedup is None or pace is None else _seconds(pace / speedup.value),
+        step="-" if speedup is None or pace is None else seconds_text(pace / speedup.value),
         steps_lost="-" if fidelity is None else _steps_lost(fidelity),
-        memory="-" if trial.memory is None else _bytes(trial.memory.total_bytes),
+        memory="-" if trial.memory is None else bytes_text(trial.memory.total_bytes),
         note="; ".join(filter(None, [*notes, _skipped(trial)])),
         is_written=is_written,
     )
@@ -247,7 +247,7 @@ def _proof(record: RunRecord) -> tuple[tuple[str, str], ...]:
 
 def _memory_change(record: RunRecord, trial: TrialRecord) -> str:
     assert trial.memory is not None
-    text = f"{_bytes(trial.memory.total_bytes)} for one copy"
+    text = f"{bytes_text(trial.memory.total_bytes)} for one copy"
     fp32 = next((each.memory for each in record.baselines if each.name == "fp32"), None)
     if fp32 is None or fp32.total_bytes == 0:
         return text
@@ -316,14 +316,16 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2g} %"
 
 
-def _seconds(seconds: float) -> str:
+def seconds_text(seconds: float) -> str:
+    """Return a time in the unit that fits it, in three digits."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
 
 
-def _bytes(number: int) -> str:
+def bytes_text(number: int) -> str:
+    """Return a size in the unit that fits it, in three digits."""
     for unit, size in _BYTES:
         if number >= size:
             return f"{number / size:.3g} {unit}"

@@ -234,6 +234,8 @@ class _Step:
 
     def _cast(self, node: OpNode, place: int, fact: TensorFact, given: str, wanted: str | None) -> tuple[str, str]:
         """Return root and format of the memory that the call reads, after a cast if it takes one."""
+        if wanted == FLOAT8:  # what it rounds to FP8 is part of its time, and is not kept: rows are bf16 or fp16
+            wanted = "bf16" if given == FP32 and not fact.is_stored else None
         is_cast = wanted is not None and fact.is_floating and given in _BYTES and given != wanted
         if not is_cast or (lookup(node.op).cast == "first" and place > 0):
             return fact.root, given

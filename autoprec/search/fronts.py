@@ -13,7 +13,7 @@ from autoprec.analysis import Diagnosis, Mark, Marking
 from autoprec.analysis.low_step import low_format
 from autoprec.analysis.site_errors import SiteErrors, site_errors
 from autoprec.capture import Recording
-from autoprec.graph.costs import OpCost, Planned
+from autoprec.graph.costs import OpCost, Planned, Precision
 from autoprec.graph.cut import cut_problem, predicted
 from autoprec.graph.front import sweep
 from autoprec.graph.opgraph import OpGraph
@@ -36,12 +36,14 @@ _NO_COST = OpCost(fp32_s=0.0, low_s=math.inf)
 class FrontPlan:
     """One plan of a front: the sites that run low, the seconds of ops and casts it saves, and its predicted error.
 
-    `error` is the relative gradient error, as if errors of different sites were independent.
+    `error` is the relative gradient error, as if errors of different sites were independent. Of the sites that run low,
+    `float8_sites` multiply in FP8.
     """
 
     low_sites: frozenset[Site]
     saved_s: float
     error: float
+    float8_sites: frozenset[Site] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,12 +101,12 @@ def fronts_of(
     found = {}
     for low in lows:
         fmt = low_format(low, device.kind, device.native_formats)
-        scale = _loss_scale(diagnoses.get(low))
+        scale = loss_scale_of(diagnoses.get(low))
         sites = [site for site in recording.op_graph.sites() if site in lowerable]
         errors = site_errors(
             marking.references[0], fmt, sites, loss_scale=scale, max_s=_ERRORS_SHARE * budget_s / len(lows)
         )
-        found[low] = _front(model, low, errors, kept_in(marking.marks, low))
+        found[low] = front_of(model, low, errors, kept_in(marking.marks, low))
     return Fronts(by_format=found, cost_model=model)
 
 
@@ -117,14 +119,22 @@ def kept_in(marks: Sequence[Mark], low: str) -> frozenset[Site]:
     )
 
 
-def _front(model: CostModel, low: str, errors: SiteErrors, kept: Collection[Site]) -> Front:
-    problem = cut_problem(model.op_graph, _costs(model, low, errors, kept), model.cast_costs(low))
+def front_of(
+    model: CostModel, low: str, errors: SiteErrors, kept: Collection[Site], float8: SiteErrors | None = None
+) -> Front:
+    """Return the front of a low format; with `float8`, the errors of sites in FP8, that is a way of being low."""
+    problem = cut_problem(model.op_graph, _costs(model, low, errors, kept, float8), model.cast_costs(low))
     swept = sweep(problem, max_plans=_MOST_PLANS)
     fp32_s = predicted(problem, {}).time_s
     plans = [
-        FrontPlan(low_sites=_low(plan), saved_s=fp32_s - plan.predicted.time_s, error=math.sqrt(plan.predicted.error))
+        FrontPlan(
+            low_sites=_at(plan, "low", "fp8"),
+            saved_s=fp32_s - plan.predicted.time_s,
+            error=math.sqrt(plan.predicted.error),
+            float8_sites=_at(plan, "fp8"),
+        )
         for plan in swept
-        if _low(plan)
+        if _at(plan, "low", "fp8")
     ]
     return Front(
         low=low,
@@ -152,21 +162,27 @@ def _errors_record(errors: SiteErrors) -> SiteErrorsRecord:
     )
 
 
-def _low(plan: Planned) -> frozenset[Site]:
-    return frozenset(site for site, precision in plan.assignment.items() if precision != "fp32")
+def _at(plan: Planned, *precisions: Precision) -> frozenset[Site]:
+    return frozenset(site for site, precision in plan.assignment.items() if precision in precisions)
 
 
-def _costs(model: CostModel, low: str, errors: SiteErrors, kept: Collection[Site]) -> dict[str, OpCost]:
+def _costs(
+    model: CostModel, low: str, errors: SiteErrors, kept: Collection[Site], float8: SiteErrors | None
+) -> dict[str, OpCost]:
     """Return what each castable call costs, its share of its site's error with it."""
     timed = model.op_costs(low)
     num_calls = Counter(node.site for node in model.op_graph.calls())
+    in_float8 = {} if float8 is None else float8.errors
     costs = dict(timed)
     for node in model.op_graph.calls():
-        assert node.site is not None
-        error = math.inf if node.site in kept else errors.errors.get(node.site, math.inf) / num_calls[node.site]
-        costs[node.name] = replace(timed.get(node.name, _NO_COST), error=error)
+        site = node.site
+        assert site is not None
+        error = math.inf if site in kept else errors.errors.get(site, math.inf) / num_calls[site]
+        fp8_error = math.inf if site in kept else in_float8.get(site, math.inf) / num_calls[site]
+        costs[node.name] = replace(timed.get(node.name, _NO_COST), error=error, fp8_error=fp8_error)
     return costs
 
 
-def _loss_scale(diagnosis: Diagnosis | None) -> float:
+def loss_scale_of(diagnosis: Diagnosis | None) -> float:
+    """Return the loss scale that a format was diagnosed with; 1 without a diagnosis."""
     return 1.0 if diagnosis is None else diagnosis.check.damage.loss_scale

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from autoprec.errors import PolicyError, PolicyFileError, SpaceError
 from autoprec.policy import PRESETS, MatmulPrecision, MemoryFormat, OptimizerKernels, Parameters, SitePattern
 from autoprec.policy.yaml_nodes import Entry, compose
+from autoprec.runtime.device import DeviceInfo
 
 Grouping: TypeAlias = Literal["pattern", "module"]
 
@@ -27,6 +28,8 @@ STORAGES: Mapping[str, Parameters] = MappingProxyType(
     }
 )
 _HERE = Path(__file__).resolve().parent.parent
+# Space of a data center GPU by its compute capability: A100; H100 and H200; B200.
+_DATA_CENTER: Mapping[str, str] = MappingProxyType({"8.0": "a100", "9.0": "hopper", "10.0": "hopper"})
 # In an installed package the folder lies inside it; in a checkout, beside it.
 _FOLDERS = (_HERE / "search_spaces", _HERE.parent / "search_spaces")
 
@@ -60,15 +63,26 @@ class Space:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
-def space_path(device_kind: str) -> Path:
-    """Return the file that ships with autoprec for `device_kind`, or the default one.
+def space_name(device: DeviceInfo) -> str:
+    """Return the name of the space for a device's family, as far as its name and capability tell; else its kind."""
+    if device.kind == "cpu" and "bf16" in device.native_formats:
+        return "cpu-amx"
+    if device.kind != "cuda" or "rocm" in device.capability:
+        return device.kind
+    if "GeForce" in device.name:
+        return "rtx"
+    return _DATA_CENTER.get(str(device.capability.get("compute_capability")), device.kind)
+
+
+def space_path(name: str) -> Path:
+    """Return the file that ships with autoprec for a family or a kind of device, or the default one.
 
     Raises: `SpaceError` if the installation lacks them.
     """
-    for name in (device_kind, "default"):
+    for each in (name, "default"):
         for folder in _FOLDERS:
-            if (folder / f"{name}.yaml").is_file():
-                return folder / f"{name}.yaml"
+            if (folder / f"{each}.yaml").is_file():
+                return folder / f"{each}.yaml"
     raise SpaceError(f"no search space found in {_FOLDERS[0]}; reinstall autoprec or pass --space FILE")
 
 

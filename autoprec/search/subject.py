@@ -22,7 +22,7 @@ from autoprec.search.broken import check_first_loss
 from autoprec.search.choices import Dimension, dimensions
 from autoprec.search.fronts import Fronts, fronts_of
 from autoprec.search.layout import layout_of, lowerable_sites
-from autoprec.search.space import STORAGES, Space, load_space, space_path
+from autoprec.search.space import STORAGES, Space, load_space, space_name, space_path
 from autoprec.search.trials import Catalog
 from autoprec.workload import LoadedWorkload
 from autoprec.workload.parts import build_optimizer
@@ -64,7 +64,7 @@ def record_and_mark(
     itself; `SpaceError` if the device runs no low format of the space, or not a baseline that was chosen.
     """
     precisions = supported(device.kind)
-    space = load_space(space_file or space_path(device.kind))
+    space = load_space(space_file or space_path(space_name(device)))
     space = cut_to_device(replace(space, baselines=tuple(chosen) or space.baselines), device, precisions)
     check_chosen(space.baselines, device, precisions)
     space, op_graph, marks, fronts = _looked_at(loaded, device, space, seed, budget_s)

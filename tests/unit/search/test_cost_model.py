@@ -218,3 +218,13 @@ def test_saved_bytes_of_a_real_step_come_out_exactly(name, monkeypatch, tmp_path
     )
     with Training(task, policy, device="cpu", seed=0, batches=load_batches(task, 1, "cpu")) as training:
         assert found.predict_policy(policy).saved_bytes == measure_memory(training).saved_bytes
+
+
+def test_a_site_in_fp8_reads_bf16_rows_and_its_weight_as_it_is_stored():
+    fp8 = {**both(10.0, 4.0, saved_inputs=(0, 1)), "fp8_e4m3": op_time(1.0, "bfloat16", saved_inputs=(0, 1))}
+    found = model({"linear": fp8})
+    low = dict.fromkeys((TANH, EXP, LOSS), "bf16")
+    fast, plain = found.predict({LINEAR: "fp8_e4m3", **low}), found.predict({LINEAR: "bf16", **low})
+    assert plain.op_s - fast.op_s == pytest.approx(3.0)
+    assert plain.cast_s - fast.cast_s == pytest.approx(cast_s(50))  # of the weight, which FP8 rounds by itself
+    assert plain.saved_bytes - fast.saved_bytes == 50 * 2

@@ -12,7 +12,7 @@ from autoprec.graph.costs import OpCost
 from autoprec.graph.opgraph import OpGraph
 from autoprec.graph.site import Site
 from autoprec.search.choices import CLASSES, dimensions, plan_names, targets_of
-from autoprec.search.fronts import Fronts, _front, kept_in
+from autoprec.search.fronts import Fronts, front_of, kept_in
 from autoprec.search.plans import plans
 from autoprec.search.rules import rules_of
 from tests.op_graphs import chain, node
@@ -40,7 +40,7 @@ def errors(**of: float) -> SiteErrors:
 
 
 def test_the_fastest_plan_lowers_all_that_saves_time_and_the_others_spare_what_errs_most():
-    front = _front(
+    front = front_of(
         model(linear=1e-3, gelu=3e-3, linear_1=1e-3, sum=1e-3), "bf16",
         errors(linear=1e-4, gelu=1e-6, linear_1=1e-2, sum=1e-6), kept=(),
     )  # fmt: skip
@@ -54,7 +54,7 @@ def test_the_fastest_plan_lowers_all_that_saves_time_and_the_others_spare_what_e
 
 
 def test_what_must_stay_or_is_unknown_or_was_not_timed_is_in_no_plan():
-    front = _front(
+    front = front_of(
         model(linear=1e-3, linear_1=1e-3, sum=1e-3), "bf16",
         errors(linear=1e-4, gelu=1e-6, linear_1=math.inf, sum=1e-6), kept=(SUM,),
     )  # fmt: skip
@@ -62,7 +62,7 @@ def test_what_must_stay_or_is_unknown_or_was_not_timed_is_in_no_plan():
 
 
 def test_nothing_that_is_slower_low_is_planned():
-    front = _front(model(linear=2e-2, gelu=2e-2), "bf16", errors(linear=1e-4, gelu=1e-4), kept=())
+    front = front_of(model(linear=2e-2, gelu=2e-2), "bf16", errors(linear=1e-4, gelu=1e-4), kept=())
     assert front.plans == ()
     assert front.gains[ONE] == pytest.approx(2e-3 - 2e-2)
 
@@ -79,7 +79,7 @@ def test_faults_and_unknown_ops_are_kept():
 
 
 def test_a_record_has_every_plan_and_how_its_errors_came_about():
-    front = _front(model(linear=1e-3), "bf16", errors(linear=1e-4), kept=())
+    front = front_of(model(linear=1e-3), "bf16", errors(linear=1e-4), kept=())
     times = SimpleNamespace(num_signatures=4, num_from_cache=1, num_unmeasured=2, measured_s=0.5)
     record = Fronts(by_format={"bf16": front}, cost_model=SimpleNamespace(op_times=times)).record()  # type: ignore[arg-type]
     (plan,) = record.plans

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from autoprec.errors import SpaceError
-from autoprec.runtime.device import describe
-from autoprec.search.space import Space, load_space, space_path
+from autoprec.runtime.device import DeviceInfo, describe
+from autoprec.search.space import Space, load_space, space_name, space_path
 from autoprec.search.subject import cut_to_device, cut_to_graph, cut_to_optimizer
 from tests.op_graphs import chain, node, tensor
 
@@ -25,6 +25,35 @@ def test_shipped_spaces_load(path: Path) -> None:
 
 def test_every_device_kind_has_a_space() -> None:
     assert [space_path(kind).stem for kind in ("cpu", "cuda", "mps")] == ["cpu", "cuda", "default"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "capability", "native", "expected"),
+    [
+        ("cpu", "Xeon, AMX", {}, ("fp32", "bf16"), "cpu-amx"),
+        ("cpu", "EPYC, AVX2", {}, ("fp32",), "cpu"),
+        ("cuda", "NVIDIA GeForce RTX 4090, sm_89", {"compute_capability": "8.9"}, ("fp32", "bf16"), "rtx"),
+        ("cuda", "NVIDIA GeForce RTX 5090, sm_120", {"compute_capability": "12.0"}, ("fp32", "bf16"), "rtx"),
+        ("cuda", "NVIDIA A100-SXM4-80GB, sm_80", {"compute_capability": "8.0"}, ("fp32", "bf16"), "a100"),
+        ("cuda", "NVIDIA H200, sm_90", {"compute_capability": "9.0"}, ("fp32", "bf16"), "hopper"),
+        ("cuda", "NVIDIA B200, sm_100", {"compute_capability": "10.0"}, ("fp32", "bf16"), "hopper"),
+        ("cuda", "Tesla V100, sm_70", {"compute_capability": "7.0"}, ("fp32", "fp16"), "cuda"),
+        ("cuda", "AMD MI300X", {"compute_capability": "9.0", "rocm": "6.4"}, ("fp32",), "cuda"),
+        ("mps", "Apple GPU (arm)", {}, ("fp32", "fp16"), "mps"),
+    ],
+)
+def test_a_device_has_the_space_of_its_family(kind, name, capability, native, expected) -> None:
+    device = DeviceInfo(
+        kind=kind,
+        name=name,
+        capability=capability,
+        formats=native,
+        native_formats=native,
+        num_threads=1,
+        torch_version="2.13.0",
+    )
+    assert space_name(device) == expected
+    assert space_path(expected).stem == ("default" if expected == "mps" else expected)
 
 
 def write(tmp_path: Path, text: str) -> Path:
