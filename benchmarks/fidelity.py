@@ -2,12 +2,15 @@
 
 Sound candidates (FP32 nudged, summed in another order, rounded like autocast) and planted faults train over many seeds
 on four small workloads. What a candidate truly loses is measured over all seeds: only where that is surely above or
-below the margin does it count as bad or good; the others are listed and left out. Each seed's pair of curves is then
-judged as `autoprec tune` judges a trial (margin 1 %, early end if hopeless, margin widened by FP32 nudged by one bf16
-rounding), and as it proves a winner: on twice the horizon, with the batches and weights of another seed. False accept:
-a bad one called faithful. False reject: a good one called unfaithful. Inconclusive is neither.
+below the margin does it count as bad or good; the others are listed and left out, and so is what changes nothing. Bad
+later is what is not surely bad at the horizon and is so in the long run. Each seed's pair of curves is then judged as
+`autoprec tune` judges a trial (margin 1 %, early end if hopeless, margin widened by FP32 nudged by one bf16 rounding),
+and as it proves a winner: on twice the horizon, with the batches and weights of another seed; the truth is then that of
+twice the horizon. False accept: a bad one called faithful. False reject: a good one called unfaithful. Inconclusive is
+neither: it is trained longer, and not written.
 
-The proportions have Clopper-Pearson 95 % intervals, as if all pairs were independent; pairs of one seed share FP32.
+The proportions have Clopper-Pearson 95 % intervals, as if all pairs were independent; pairs of one seed share
+FP32, and a sound candidate of one bf16 rounding is what widens the margin, drawn anew.
 `--curves DIR` keeps the curves there, or reads them where they are.
 """
 
@@ -31,7 +34,7 @@ import scipy.special
 import torch
 from fidelity_cases import CANDIDATES, CASES, CHAOS
 from fidelity_curves import curves
-from fidelity_judge import HORIZONS, MARGIN, STEPS, Curves, Judged, judged
+from fidelity_judge import HORIZONS, MARGIN, STEPS, Curves, Judged, judged, without_effect
 
 from autoprec.runtime.device import describe
 
@@ -202,6 +205,7 @@ def main() -> None:
         "margin": MARGIN,
         "seeds": options.seeds,
         "wall_s": round(time.perf_counter() - started),
+        "left_out_without_effect": {case: without_effect(each) for case, each in whole},
         **report(rows),
     }
     print(json.dumps({key: found[key] for key in ("wall_s", "all", "early_accept")}, indent=1))

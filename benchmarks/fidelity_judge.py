@@ -112,9 +112,19 @@ def early_look(reference: Sequence[float], candidate: Sequence[float]) -> int | 
     return next((n for n in looks if accepts_early(pair(reference[:n], candidate[:n], MARGIN), horizon)), None)
 
 
+def without_effect(found: Curves) -> list[str]:
+    """Return the candidates that trained bit for bit as FP32 did: the fault is none on this workload."""
+    return [how.name for how in CANDIDATES if np.array_equal(found[how.name], found["fp32"])]
+
+
 def judged(case: str, found: Curves) -> list[Judged]:
-    """Return the verdicts on all candidates of a workload, by seed and horizon."""
-    return [row for how, horizon in product(CANDIDATES, HORIZONS) for row in _judged_at(case, found, how, horizon)]
+    """Return the verdicts on all candidates of a workload, by seed and horizon; those that are FP32 are left out."""
+    return [
+        row
+        for how, horizon in product(CANDIDATES, HORIZONS)
+        if how.name not in without_effect(found)
+        for row in _judged_at(case, found, how, horizon)
+    ]
 
 
 def _judged_at(case: str, found: Curves, how: Candidate, horizon: int) -> list[Judged]:
