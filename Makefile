@@ -43,6 +43,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/static_analysis.py --json reports/static_analysis.json
 	$(BIN)/python benchmarks/examples.py --json reports/examples.json
 	$(BIN)/python benchmarks/planner.py --json reports/planner.json
+	$(BIN)/python benchmarks/fidelity.py --json reports/fidelity.json
 
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu

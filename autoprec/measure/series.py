@@ -57,7 +57,7 @@ def fit_line(values: Sequence[float], x: Sequence[float]) -> Line:
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)  # two for each length at which a trial is looked at, of several horizons
 def _polynomials(x: tuple[float, ...]) -> tuple[npt.NDArray[np.float64], float, float]:
     """Return the orthonormal polynomials on `x`, one a row, the mean of `x` and the root of its sum of squares."""
     at = np.asarray(x, dtype=np.float64)

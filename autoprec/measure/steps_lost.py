@@ -12,7 +12,9 @@ Over the last half of the horizon T, with D the mean of d:
 - On a flat or rising curve steps lost are undefined, yet two runs that both converged are not unfaithful. So steps are
   counted at the smallest slope that the batch noise lets one see, one standard error of S (and at least one FP32
   ulp of the largest loss per margin): a difference that loses no more than the margin at that slope is invisible.
-- Growth: the line through d is prolonged to two horizons. Relative to b it is the fraction of steps lost there.
+- Growth: the line through d is prolonged to two horizons. Relative to b it is the fraction of steps lost there. A lead
+  of k steps is d = -k S, which rises to zero as the curve flattens: a line through it would cross zero and end in a
+  loss. So d that is below zero and whose line is still below zero at the horizon does not grow, whatever its slope.
 
 Source: Fieller 1954, Some Problems in Interval Estimation, JRSS B 16(2), 175-185.
 """
@@ -34,6 +36,7 @@ class Trend:
     """Whether the difference grows: `growth_frac` is the fraction of steps lost that one more horizon adds.
 
     `p_value` is one-sided; `projected_frac` is the fraction of steps lost after two horizons if growth stays linear.
+    A lead that shrinks does not grow.
     """
 
     growth_frac: float
@@ -144,7 +147,7 @@ def trend(both: Pair) -> Trend:
         growth_frac=_ratio(line.slope * both.horizon, worth),
         p_value=p_value,
         projected_frac=_ratio(line.level + line.slope * (2 * both.horizon - line.center), worth),
-        grows=p_value < _GROWTH_SIGNIFICANCE,
+        grows=p_value < _GROWTH_SIGNIFICANCE and line.level + line.slope * (both.horizon - line.center) > 0,
     )
 
 

@@ -72,3 +72,11 @@ def test_a_curve_is_faithful_to_itself(losses):
     found = compare(losses, losses)
     assert found.verdict == "faithful"
     assert found.steps_lost == 0
+
+
+@given(st.integers(16, 120), seeds, st.floats(0.005, 0.5), st.floats(0.0, 3.0))
+def test_a_lead_that_shrinks_to_nothing_is_never_refused(horizon, seed, lead, power):
+    # Without noise of its own the difference is a line with a sure slope: only the rule on leads can tell.
+    reference, _ = curves(horizon, seed, 0.0)
+    steps = np.arange(1, horizon + 1)
+    assert compare(reference, reference - lead * (steps / horizon) ** -power).verdict == "faithful"

@@ -86,6 +86,23 @@ def test_growth_below_the_margin_is_refused_for_where_it_leads():
     assert "after two horizons" in found.reason
 
 
+@pytest.mark.parametrize("horizon", [60, 300])
+@pytest.mark.parametrize("lead_frac", [0.02, 0.06])
+def test_a_lead_that_shrinks_as_the_curve_flattens_is_no_loss_that_grows(horizon, lead_frac):
+    # A learning rate 10 % high is 6 % of steps ahead: -FALL * lead / step, which a line takes far above zero.
+    found = verdicts(horizon, lag(horizon, -lead_frac * horizon), scatter=0.05)
+    assert found == {"faithful": 200}
+
+
+def test_a_lead_that_turns_into_a_loss_is_refused():
+    # Ahead on average over the last half, behind from 80 % on, 0.072 of loss or 16 % of steps behind at two horizons.
+    turning = 0.06 * (np.linspace(0, 1, 300) - 0.8)
+    found = compare(curve := reference_curve(300, np.random.default_rng(0), 0.05), curve + turning)
+    assert found.steps_lost < 0
+    assert found.trend.grows
+    assert found.verdict == "unfaithful"
+
+
 @pytest.mark.parametrize("steps", [1.0, 3.0, 9.0])
 def test_a_constant_lag_is_recovered_within_the_interval(steps):
     # One-sided 95 % bounds on both sides cover 90 %; 100 seeds scatter by 3, autocorrelation costs a few more.

@@ -19,8 +19,9 @@ ROOT = Path(__file__).parents[3]
 def test_shipped_spaces_load(path: Path) -> None:
     space = load_space(path)
     assert space.low
-    assert space.memory_format == ("as_given", "channels_last")
-    assert space.optimizer == ("as_given", "fused")
+    if path.stem != "tpu":  # whose compiler lays tensors out itself
+        assert space.memory_format == ("as_given", "channels_last")
+        assert space.optimizer == ("as_given", "fused")
 
 
 def test_every_device_kind_has_a_space() -> None:
