@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from autoprec.records.planner import PlannerRecord, PlanRecord, SiteErrorsRecord
 from autoprec.records.run import (
     ChosenRecord,
     DeviceRecord,
@@ -127,4 +128,12 @@ RUN = RunRecord(
     study="sqlite:///study.db",
     interrupted=True,
     wall_s=12.5,
+    planner=PlannerRecord(
+        plans=(PlanRecord(low="bf16", num_low_sites=3, saved_s=0.002, error=0.05),),
+        num_signatures=9,
+        num_from_cache=4,
+        num_unmeasured=1,
+        op_times_s=1.5,
+        errors={"bf16": SiteErrorsRecord(num_units=5, num_measured=4, rank_correlation=0.75)},
+    ),
 )
