@@ -152,7 +152,8 @@ def start(folder: Path) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_writes_the_best_so_far_and_the_same_command_resumes(folder: Path, number: signal.Signals) -> None:
     process = start(folder)
     wait_for_trials(folder, 5, process)

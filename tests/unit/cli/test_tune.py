@@ -331,6 +331,7 @@ def test_bench_refuses_a_policy_that_does_not_fit(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_bench_measures_the_fidelity_of_an_emulated_policy_and_no_times(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -352,6 +353,7 @@ def test_bench_measures_the_fidelity_of_an_emulated_policy_and_no_times(
     assert "fp8_e4m3 emulated: not timed" in shown
 
 
+@pytest.mark.long
 def test_bench_measures_a_policy_that_has_the_name_of_a_baseline(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
