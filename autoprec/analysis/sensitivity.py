@@ -9,7 +9,7 @@ Rounding Error Analysis, section 2), with first-order sensitivities as in automa
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,6 @@ from torch.utils import _pytree as pytree
 from autoprec.analysis.low_step import LowFormat, LowReplay, Reference, gradients_of
 from autoprec.graph.site import Site
 from autoprec.ops import lookup
-
-_Sink = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +74,8 @@ class _Probing(LowReplay):
             self.noted[node.site] = math.inf
             return value
         site = node.site
-        return pytree.tree_map(lambda wide, narrow: self._watched(wide, narrow, site), value, low)
+        pytree.tree_map(lambda wide, narrow: self._watch(wide, narrow, site), value, low)
+        return value
 
     def _in_format(self, n: fx.Node, site: Site) -> Any:
         self._low = self._forced = frozenset({site})
@@ -88,9 +87,9 @@ class _Probing(LowReplay):
         finally:
             self._low = self._forced = frozenset()
 
-    def _watched(self, wide: Any, low: Any, site: Site) -> Any:
+    def _watch(self, wide: Any, low: Any, site: Site) -> None:
         if not isinstance(wide, torch.Tensor) or not wide.is_floating_point() or not wide.requires_grad:
-            return wide
+            return
         error = low.detach().float() - wide.detach()
         error = torch.where(wide.detach().isfinite(), error, 0)  # a mask of -inf stays one
         difference, norm = self._norms.get(site, (0.0, 0.0))
@@ -100,27 +99,13 @@ class _Probing(LowReplay):
             norm + float(there.double().square().sum()),
         )
 
-        noted = self.noted  # not the replay itself: autograd would hold it, and with it the model
+        noted, kept = (
+            self.noted,
+            error.to(torch.bfloat16),
+        )  # not the replay itself: autograd would hold the model with it
 
-        def note(gradient: torch.Tensor, error: torch.Tensor) -> None:
-            effect = float((gradient.double() * error.double()).square().sum())
+        def note(gradient: torch.Tensor) -> None:
+            effect = float((gradient.double() * kept.double()).square().sum())
             noted[site] += effect if math.isfinite(effect) else math.inf
 
-        watched: torch.Tensor = _Probe.apply(wide, error.to(torch.bfloat16), note)  # type: ignore[no-untyped-call]
-        return watched
-
-
-class _Probe(torch.autograd.Function):
-    """Passes a result on, and hands its gradient to `sink` together with the error of that result."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, error: torch.Tensor, sink: _Sink) -> torch.Tensor:
-        ctx.save_for_backward(error)
-        ctx.sink = sink
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (error,) = ctx.saved_tensors
-        ctx.sink(gradients[0], error)
-        return gradients[0], None, None
+        wide.register_hook(note)  # called with the gradient of what was here, whatever is written over it later

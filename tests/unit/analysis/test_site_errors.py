@@ -72,3 +72,18 @@ def test_a_first_order_effect_is_the_sum_of_squared_gradient_times_rounding_erro
     assert found.error == pytest.approx(float(rounding.double().square().sum()), rel=0.02)  # it is kept in bf16
     assert found.relative_error == pytest.approx(float(rounding.norm() / (x * one).norm()), rel=1e-5)
     assert found.relative_error < 2 * FORMATS["bf16"].unit_roundoff
+
+
+def test_a_result_that_is_written_over_is_watched_as_it_was():
+    def loss(net, x):
+        hidden = x * net.one
+        return (torch.relu_(hidden) * net.two).sum()
+
+    reference = reference_of(recorded(loss))
+    sites = reference.recording.op_graph.sites()
+    found = sensitivities(reference, BF16, sites)
+    x = torch.linspace(0.1, 1.0, 64)
+    rounding = (x.bfloat16() * x.flip(0).bfloat16()).float() - x * x.flip(0)
+    expected = float((1.3 * rounding.double()).square().sum())
+    assert found[Site("", "mul", 0)].error == pytest.approx(expected, rel=0.02)
+    assert site_errors(reference, BF16, sites).num_measured > 0
