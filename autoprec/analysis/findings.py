@@ -55,6 +55,7 @@ def findings_of(
     replay_matches: bool,
     explained: Mapping[tuple[Site, str], tuple[Reason, ...]] = _NOTHING,
     fp32_error: float = 0.0,
+    trained_low: Sequence[str] = (),
 ) -> tuple[Finding, ...]:
     """Return all findings: errors, then warnings, then notes, each in order of execution.
 
@@ -64,7 +65,12 @@ def findings_of(
     marks = tuple(marks)
     faults = tuple(_faults(diagnoses, explained, {(mark.site, mark.format): mark for mark in marks}))
     found = [*_replay(matches=replay_matches), *_fp32(fp32_error), *faults]
-    found += [*_coarser(diagnoses), *_sites(marks), *_loss_scale(advice, {each.site for each in faults})]
+    found += [
+        *_trained_low(trained_low),
+        *_coarser(diagnoses),
+        *_sites(marks),
+        *_loss_scale(advice, {each.site for each in faults}),
+    ]
     for each in advice:
         found += _storage(storage, each.format)
     return tuple(sorted(found, key=lambda finding: SEVERITIES.index(finding.severity)))
@@ -90,6 +96,20 @@ def _fp32(error: float) -> Iterator[Finding]:
             message=f"FP32's own gradient is off by {error:.2g} of its norm against FP64's: what low formats do is "
             "held against a yardstick that is uncertain itself",
             fix="look for a cancellation, a division by almost 0 or a long sum, and compute that part in torch.float64",
+        )
+
+
+def _trained_low(names: Sequence[str]) -> Iterator[Finding]:
+    """Yield a note where the model is a low one already: it is no fault, and no reason to make it FP32."""
+    if names:
+        yield Finding(
+            code="trained_low",
+            severity="note",
+            site="",
+            message=f"{len(names)} parameters are stored in a low format by the model itself: {_some(names)}; what is "
+            "called FP32 here computes on them as they are",
+            fix="a model that was trained low may be right to stay there: change only what an error names",
+            names=tuple(names),
         )
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from autoprec.analysis.build_up import error_of_fp32
 from autoprec.analysis.diagnosis import MOST_STEPS, Diagnosis
 from autoprec.analysis.extremes import extremes_of
@@ -23,6 +25,8 @@ from autoprec.capture import Recording
 from autoprec.graph.opgraph import OpGraph
 from autoprec.runtime.device import DeviceInfo
 from autoprec.workload.workload import Workload
+
+_LOW = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,7 @@ def inspect_recordings(
             replay_matches=replay_matches,
             explained=explanations(marking.patterns),
             fp32_error=fp32_error,
+            trained_low=[name for name, each in first.model.named_parameters() if each.dtype in _LOW],
         ),
     )
 

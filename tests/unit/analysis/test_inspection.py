@@ -121,3 +121,14 @@ def test_one_seed_says_the_same_twice() -> None:
 
     same = said() == said()
     assert same  # not compared in the assert: pytest would spend minutes on the difference of two large values
+
+
+def test_a_model_that_is_stored_low_may_stay_there() -> None:
+    def product(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x * net.gain.float()).square().mean()
+
+    low = workload(product, torch.ones(4), gain=torch.ones(4, dtype=torch.bfloat16))
+    (note,) = [each for each in inspected(low, ("bf16",)).findings if each.code == "trained_low"]
+    assert (note.severity, note.names) == ("note", ("gain",))
+    assert "may be right to stay there" in note.fix
+    assert not [each for each in inspected(norms()).findings if each.code == "trained_low"]
