@@ -23,6 +23,7 @@ from autoprec.search.choices import Dimension, dimensions
 from autoprec.search.fronts import Fronts, fronts_of
 from autoprec.search.layout import layout_of, lowerable_sites
 from autoprec.search.space import STORAGES, Space, load_space, space_name, space_path
+from autoprec.search.stored_fronts import keep_fronts, kept_fronts
 from autoprec.search.trials import Catalog
 from autoprec.workload import LoadedWorkload
 from autoprec.workload.parts import build_optimizer
@@ -52,11 +53,15 @@ def record_and_mark(
     seed: int,
     chosen: Sequence[str] = (),
     budget_s: float = 0.0,
+    fronts_file: Path | None = None,
+    *,
+    resumes: bool = False,
 ) -> Subject:
     """Return the subject of a run: one recorded step, its marks, and the space as far as the device allows.
 
     `chosen` are the baselines; none: those that the space names. Without a budget for a search nothing is run to know
-    what a search would need: the marks are those of the op classes, and there are no plans.
+    what a search would need: the marks are those of the op classes, and there are no plans. Plans are written to
+    `fronts_file`, or read from it where the run `resumes` a study.
 
     The recording and its model are gone afterwards: trials need the room.
 
@@ -68,6 +73,11 @@ def record_and_mark(
     space = cut_to_device(replace(space, baselines=tuple(chosen) or space.baselines), device, precisions)
     check_chosen(space.baselines, device, precisions)
     space, op_graph, marks, fronts = _looked_at(loaded, device, space, seed, budget_s)
+    if fronts is not None and fronts_file is not None:
+        if resumes:
+            fronts = kept_fronts(fronts, op_graph, fronts_file)
+        else:
+            keep_fronts(fronts, op_graph, fronts_file)
     gc.collect()  # replays hang together in cycles, and in them the recording and its model
     catalog = catalog_of(op_graph, marks, space, device, precisions, fronts)
     return Subject(
