@@ -86,7 +86,16 @@ def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
     with watch, terminated_as_interrupted(), run_lock(places.run_dir):
         stored = stored_horizon(places.storage, places.study)  # a storage that cannot be used is told at once
         watch.stage("recording", budget_s=options.budget_s)
-        subject = record_and_mark(loaded, device, options.space, options.seed, options.baselines, options.budget_s)
+        subject = record_and_mark(
+            loaded,
+            device,
+            options.space,
+            options.seed,
+            options.baselines,
+            options.budget_s,
+            places.run_dir / "fronts.json",
+            resumes=stored is not None,
+        )
         watch.stage("fp32")
         objective, prover = train_fp32(subject, horizon=stored, budget_s=options.budget_s)
         study = resume_or_start(subject, objective, places, watch)

@@ -34,6 +34,8 @@ def resume_or_start(subject: Subject, objective: Objective, places: Places, obse
 def identity_of(subject: Subject, horizon: int) -> Mapping[str, str | int | float]:
     """Return what a study is about: a run is resumed only if all of it is the same."""
     choices = repr([(row.name, row.values) for row in subject.rows])
+    fronts = subject.catalog.layout.fronts
+    plans = repr([(low, [sorted(map(str, sites)) for sites in fronts[low]]) for low in sorted(fronts)])
     return {
         "graph": subject.op_graph.fingerprint(),
         "device": subject.device.name,
@@ -42,5 +44,10 @@ def identity_of(subject: Subject, horizon: int) -> Mapping[str, str | int | floa
         "seed": subject.seed,
         "horizon": horizon,
         "space": replace(subject.space, horizon=horizon).fingerprint(),
-        "choices": hashlib.sha256(choices.encode()).hexdigest()[:16],
+        "choices": _hash(choices),
+        "plans": _hash(plans),  # `cut-3` must stay what it was
     }
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

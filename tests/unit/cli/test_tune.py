@@ -249,6 +249,23 @@ def test_a_workload_that_diverges_in_fp32_is_refused_at_its_step(
     assert "at step 2 in plain FP32: op" in error
 
 
+def test_a_resumed_run_goes_on_with_the_plans_of_its_study_or_refuses(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["tune", "mlp.py", "--space", "space.yaml", "--device", "cpu", "--trials", "1"]
+    assert main(command) == 0
+    file = folder / "runs" / "mlp" / "fronts.json"
+    before = file.read_bytes()
+    assert main(command) == 0
+    assert file.read_bytes() == before
+    kept = json.loads(before)
+    kept["plans"] = {low: [{"saved_s": 1.0, "error": 0.5, "low_sites": ["0:linear#0"]}] for low in kept["plans"]}
+    file.write_text(json.dumps(kept))
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "it measured something else (plans: " in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_a_study_of_another_seed_is_refused_and_another_name_is_fine(
     folder: Path, capsys: pytest.CaptureFixture[str]
