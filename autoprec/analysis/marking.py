@@ -50,7 +50,7 @@ def mark_recordings(
     With ideal kernels the marks are about the formats alone, whatever device computes them.
     Costs about five steps a batch, and where a format breaks the step, up to `max_steps` to find out where.
 
-    Raises: `WorkloadError` if a gradient is not finite in FP32 already.
+    Raises: `WorkloadError` if a gradient is not finite in FP32 already, or if a batch is empty.
     """
     references = tuple(reference_of(recording) for recording in recordings)
     for reference in references:
@@ -101,7 +101,13 @@ def _least_scale(low: Format, gradients: GradientHistograms) -> float:
 
 
 def _check_finite(reference: Reference) -> None:
-    """Raise `WorkloadError` if the step is broken in FP32 already."""
+    """Raise `WorkloadError` if the step is broken in FP32 already, or has nothing to look at."""
+    inputs = reference.recording.inputs
+    if inputs and all(tensor.numel() == 0 for tensor in inputs):
+        raise WorkloadError(
+            f"a batch is empty: its {len(inputs)} tensors hold no elements, so nothing can be said of any format; "
+            "let batches() leave such batches out"
+        )
     named = [name for name, each in reference.recording.model.named_parameters() if each.requires_grad]
     found = [
         name

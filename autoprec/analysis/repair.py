@@ -9,7 +9,7 @@ by bisection, in the order of the damage that each does alone, which needs far f
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -235,6 +235,3 @@ def _by_module(unit: Unit) -> Iterable[Unit]:
 
 def _by_site(unit: Unit) -> Iterable[Unit]:
     return [(site,) for site in unit] if 1 < len(unit) <= _MOST_SITES else []
-
-
-_Split: TypeAlias = Callable[[Unit], Iterable[Unit]]

@@ -57,11 +57,6 @@ def original_forward(module: nn.Module) -> Callable[..., Any]:
     return functools.partial(type(module).forward, module) if own is None else own
 
 
-def has_own_forward(module: nn.Module) -> bool:
-    """Return whether `module` had a forward in its instance's dictionary before `replace_forward`."""
-    return _OWN in module.__dict__
-
-
 def is_replaced(module: nn.Module) -> bool:
     """Return whether the forward of `module` is one that `replace_forward` put there."""
     return hasattr(module.__dict__.get("forward"), _REPLACEMENT)

@@ -1,7 +1,6 @@
 """The presets that are made for a graph: TensorFlow's pass, painted on the recorded step and written as rules."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from autoprec.analysis import static_marks
@@ -41,11 +40,6 @@ def graph_pass(op_graph: OpGraph, low: str, device_kind: str) -> Policy:
         loss_scale=_LOSS_SCALE if low == "fp16" else LossScale(),
         rules=rules_of(targets, layout, low, why),
     )
-
-
-def graph_presets(op_graph: OpGraph, device_kind: str) -> Mapping[str, Policy]:
-    """Return the presets that are made for a graph, by name."""
-    return {name: graph_pass(op_graph, low_of(name), device_kind) for name in graph_preset_names()}
 
 
 def policy_for(given: str | os.PathLike[str], device_kind: str, op_graph: OpGraph) -> Policy:

@@ -132,3 +132,11 @@ def test_a_model_that_is_stored_low_may_stay_there() -> None:
     assert (note.severity, note.names) == ("note", ("gain",))
     assert "may be right to stay there" in note.fix
     assert not [each for each in inspected(norms()).findings if each.code == "trained_low"]
+
+
+def test_an_empty_batch_is_refused_as_such() -> None:
+    def scaled(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x * net.gain).sum()
+
+    with pytest.raises(WorkloadError, match=r"a batch is empty: its 1 tensors hold no elements, .* leave such batches"):
+        inspected(workload(scaled, torch.ones(0), gain=torch.ones(1)))

@@ -13,7 +13,7 @@ from autoprec.errors import PolicyFileError
 from autoprec.graph.opgraph import OpGraph
 from autoprec.graph.propagate import paint
 from autoprec.policy import LossScale, load_policy, resolve, save_policy
-from autoprec.search.graph_pass import graph_pass, graph_presets, policy_for
+from autoprec.search.graph_pass import graph_pass, policy_for
 from autoprec.search.layout import lowerable_sites
 from tests.op_graphs import chain, node, op_graph
 from tests.tiny_models import MODELS
@@ -118,9 +118,8 @@ def test_why_names_what_makes_a_site_fp32() -> None:
 
 def test_a_policy_for_a_graph_by_name_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = chain(node("a", "linear"), node("bad", "exp"))
-    made = graph_presets(graph, "cpu")
-    assert list(made) == ["tf-graph-pass-bf16", "tf-graph-pass-fp16"]
-    assert policy_for("tf-graph-pass-fp16", "cpu", graph) == made["tf-graph-pass-fp16"]
+    made = {name: graph_pass(graph, name[-4:], "cpu") for name in ("tf-graph-pass-bf16", "tf-graph-pass-fp16")}
+    assert {name: policy_for(name, "cpu", graph) for name in made} == made
     assert policy_for("fp32", "cpu", graph).name == "fp32"
     monkeypatch.chdir(tmp_path)
     save_policy(made["tf-graph-pass-bf16"], "tf-graph-pass-fp16")
