@@ -105,7 +105,7 @@ def _check_finite(reference: Reference) -> None:
     inputs = reference.recording.inputs
     if inputs and all(tensor.numel() == 0 for tensor in inputs):
         raise WorkloadError(
-            f"a batch is empty: its {len(inputs)} tensors hold no elements, so nothing can be said of any format; "
+            "a batch is empty: none of its tensors holds an element, so nothing can be said of any format; "
             "let batches() leave such batches out"
         )
     named = [name for name, each in reference.recording.model.named_parameters() if each.requires_grad]

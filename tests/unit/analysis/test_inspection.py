@@ -138,5 +138,7 @@ def test_an_empty_batch_is_refused_as_such() -> None:
     def scaled(net: Any, x: torch.Tensor) -> torch.Tensor:
         return (x * net.gain).sum()
 
-    with pytest.raises(WorkloadError, match=r"a batch is empty: its 1 tensors hold no elements, .* leave such batches"):
+    with pytest.raises(
+        WorkloadError, match=r"a batch is empty: none of its tensors holds an element, .* leave such batches"
+    ):
         inspected(workload(scaled, torch.ones(0), gain=torch.ones(1)))
