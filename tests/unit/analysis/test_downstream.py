@@ -73,3 +73,15 @@ def test_gradients_are_not_computed_on_the_way() -> None:
     reference = step(0.7)
     first_not_finite(reference, device_format("fp16"), site("linear#0"))
     assert all(each.grad is None and each.requires_grad for each in reference.recording.model.parameters())
+
+
+def test_an_op_without_numerics_of_its_own_is_tried_low_too() -> None:
+    def clamped(net: Any, x: torch.Tensor) -> torch.Tensor:
+        scores = F.linear(x, net.weight).clamp(max=20.0)
+        with torch.no_grad():
+            q = (scores / 0.05).exp()
+        return -(q / q.sum() * scores.log_softmax(-1)).sum()
+
+    found = first_not_finite(referred(clamped, X, weight=torch.eye(4) * 0.7), device_format("fp16"), site("clamp#0"))
+    assert found is not None
+    assert str(found.site) == ":exp#0"

@@ -142,3 +142,15 @@ def test_an_empty_batch_is_refused_as_such() -> None:
         WorkloadError, match=r"a batch is empty: none of its tensors holds an element, .* leave such batches"
     ):
         inspected(workload(scaled, torch.ones(0), gain=torch.ones(1)))
+
+
+def test_an_outlier_inside_the_backward_pass_is_the_fault_of_a_site_and_not_of_the_loss_scale() -> None:
+    def spiked(net: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x * net.gain * 300).sum()
+
+    # The gradient of the product is 300: a loss scale of 2**10 takes it beyond fp16. That of the gain is 300 x.
+    inside = inspected(workload(spiked, torch.full((4,), 1e-4), gain=torch.ones(4)), ("fp16",))
+    assert (":mul#0", "fp16") in musts(inside)
+    weights = inspected(workload(spiked, torch.ones(4), gain=torch.ones(4)), ("fp16",))  # they ask for a smaller scale
+    assert musts(weights) == []
+    assert weights.diagnoses[0].check.damage.loss_scale < 2**10

@@ -172,3 +172,28 @@ def test_the_fastest_is_faithful() -> None:
 @pytest.mark.parametrize(("budget_s", "step_s", "steps"), [(1, 1, 24), (300, 0.1, 70), (1e6, 0.1, 200)])
 def test_the_horizon_fits_the_budget(budget_s: float, step_s: float, steps: int) -> None:
     assert horizon_for(budget_s, step_s) == steps
+
+
+def test_what_the_times_of_its_ops_rule_out_is_not_tried(tmp_path: Path) -> None:
+    ratios = {"fp32": 9.0, "autocast-bf16": 2.5}
+    model = SimpleNamespace(slowdown=lambda policy, step_s: ratios.get(policy.name))
+    objective = FakeObjective(good, protocol=SimpleNamespace(horizon=24, num_rounds=4, slow_limit=2.0))
+    study = start(tmp_path)
+    catalog = replace(CATALOG, cost_model=model)  # type: ignore[arg-type]
+    run_trials(study, objective, catalog, (), Budget(seconds=100, trials=0), Observer())  # type: ignore[arg-type]
+    assert [name for name, _ in objective.measured] == ["fp32"]  # what all are held against is always measured
+    (slow,) = [record for record in study.trials() if record.name == "autocast-bf16"]
+    assert slow.state == "pruned"
+    assert slow.reason == "predicted to be 2.5x slower than fp32 from the times of its ops: not tried"
+    assert slow.speedup is None
+
+
+def test_what_is_within_the_limit_or_cannot_be_predicted_is_tried(tmp_path: Path) -> None:
+    for name, ratio in (("near", 1.9), ("unknown", None)):
+        model = SimpleNamespace(slowdown=lambda policy, step_s, ratio=ratio: ratio)
+        objective = FakeObjective(good, protocol=SimpleNamespace(horizon=24, num_rounds=4, slow_limit=2.0))
+        catalog = replace(CATALOG, cost_model=model)  # type: ignore[arg-type]
+        (tmp_path / name).mkdir()
+        study = start(tmp_path / name)
+        run_trials(study, objective, catalog, (), Budget(seconds=100, trials=0), Observer())  # type: ignore[arg-type]
+        assert [measured for measured, _ in objective.measured] == ["fp32", "autocast-bf16"]
