@@ -17,7 +17,6 @@ Choice: TypeAlias = Mapping[str, Value]
 FP32, LOW, AS_GIVEN = "fp32", "low", "as_given"
 # Where a choice starts from: the classes of ops, or a plan of the front of its low format, by its place there.
 CLASSES, CUT = "classes", "cut"
-MOST_PLANS = 12  # of a front
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +71,9 @@ def dimensions(space: Space, layout: Layout) -> tuple[Dimension, ...]:
 
 
 def plan_names(layout: Layout) -> tuple[str, ...]:
-    """Return the values of the dimension `plan`: as many for every front, so that a study can be resumed."""
-    return (CLASSES, *(f"{CUT}-{place}" for place in range(MOST_PLANS if layout.fronts else 0)))
+    """Return the values of the dimension `plan`: as many as the longest front has plans, and the classes of ops."""
+    longest = max((len(front) for front in layout.fronts.values()), default=0)
+    return (CLASSES, *(f"{CUT}-{place}" for place in range(longest)))
 
 
 def active(rows: Sequence[Dimension], low: str) -> tuple[Dimension, ...]:

@@ -23,12 +23,12 @@ from autoprec.measure.paired import Limits
 from autoprec.ops import lookup
 from autoprec.records.planner import PlannerRecord, PlanRecord, SiteErrorsRecord
 from autoprec.runtime.device import DeviceInfo
-from autoprec.search.choices import MOST_PLANS
 from autoprec.search.cost_model import CostModel
 
 # Shares of the budget of a run: op times, which the disk keeps for the next one, and errors of sites.
 _TIMES_SHARE, _ERRORS_SHARE = 0.15, 0.1
 _LONGEST_S = 60.0
+_MOST_PLANS = 12
 _NO_COST = OpCost(fp32_s=0.0, low_s=math.inf)
 
 
@@ -124,7 +124,7 @@ def front_of(
 ) -> Front:
     """Return the front of a low format; with `float8`, the errors of sites in FP8, that is a way of being low."""
     problem = cut_problem(model.op_graph, _costs(model, low, errors, kept, float8), model.cast_costs(low))
-    swept = sweep(problem, max_plans=MOST_PLANS)
+    swept = sweep(problem, max_plans=_MOST_PLANS)
     fp32_s = predicted(problem, {}).time_s
     plans = [
         FrontPlan(
