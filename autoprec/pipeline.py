@@ -122,7 +122,7 @@ def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
         study = resume_or_start(subject, objective, places, watch)
         found = search_and_prove(study, objective, prover, subject, budget, watch)
         with uninterrupted():
-            return write_results(found, subject, objective, places, budget, _plain(options))
+            return write_results(found, subject, objective, prover, places, budget, _plain(options))
 
 
 def bench(options: BenchOptions, observer: Observer | None = None) -> RunRecord:
