@@ -122,7 +122,7 @@ class _Side:
     def by_side(self, policy: Policy) -> Paired:
         """Return the pair, trained to the horizon or to where the policy has no hope."""
         protocol, runs = self._protocol, self._runs
-        before = {name: evaluated(protocol, run) for name, run in runs.items()}
+        before = evaluated(protocol, runs[_REFERENCE])  # the policy may be far too slow to be evaluated
         stopped = self._warm_up()
         while not stopped and runs[_POLICY].num_steps < protocol.horizon:
             self._round(min(_STEPS_PER_ROUND, protocol.horizon - runs[_POLICY].num_steps))
@@ -131,7 +131,7 @@ class _Side:
         memory = {} if stopped else {name: measure_memory(run) for name, run in runs.items()}
         curves = {
             name: Curve(
-                losses=tuple(run.losses[: protocol.horizon]), evaluate_before=before[name], evaluate_after=after[name]
+                losses=tuple(run.losses[: protocol.horizon]), evaluate_before=before, evaluate_after=after[name]
             )
             for name, run in runs.items()
         }
