@@ -1,4 +1,4 @@
-"""What every gate owes: a proof, thresholds with a meaning, a planted fault that it catches, a pass on a healthy run."""
+"""What every gate owes: what it proves, what its thresholds mean, a planted fault, and a pass on a healthy run."""
 
 import importlib
 from pathlib import Path
