@@ -1,11 +1,12 @@
 """How far from the hardware's limit: python benchmarks/limit.py [--json reports/limit.json].
 
-The peak rate of FP32 matrix products and the memory bandwidth are measured: the best of square products and of copies far
-larger than any cache. For each workload of benchmarks/zoo/ the floor of a step is the larger of two times that nothing can
-beat in FP32: its operations, forward and twice that backward, at the peak; and the bytes that must move whatever is
-cached or fused: parameters read in both passes, gradients, and what the optimizer reads and writes. Then the step of FP32,
-eager and as the policy of reports/zoo_speed.json has it, over that floor, in interleaved rounds; and where the time of
-the eager step goes: calls by family of ops beside their own roofline, the optimizer, and what is left.
+The peak rate of FP32 matrix products and the memory bandwidth are measured: the best of square products, and of copies
+far larger than any cache. For each workload of benchmarks/zoo/ the floor of a step is the larger of two times that
+nothing can beat in FP32: its operations, forward and twice that backward, at the peak; and the bytes that must move
+whatever is cached or fused: parameters read in both passes, gradients, and what the optimizer reads and writes. Then
+the step of FP32, eager and as the policy of reports/zoo_speed.json has it, over that floor, in interleaved rounds; and
+where the time of the eager step goes: calls by family of ops beside their own roofline, the optimizer, and what is
+left.
 """
 
 import argparse

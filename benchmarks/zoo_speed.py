@@ -1,11 +1,11 @@
 """How fast is what `tune` finds: python benchmarks/zoo_speed.py [--json reports/zoo_speed.json].
 
-Each workload of benchmarks/zoo/ is tuned by the command line in a fresh process and folder. Then the policy it wrote and
-every rival are trained in the same interleaved rounds. Rivals are the configurations people use: strict FP32, FP32 with
-reduced matmul precision, autocast in bf16 and fp16, bf16 weights with FP32 masters, each also with channels_last where
-the workload convolves, and compiled; of these, the ones that the device runs and that `tune` found faithful. FP32
-under torch.compile is FP32: it is a rival even where the budget had no room to try it. The ratio that counts is the
-step time of the fastest rival over that of the policy, by the medians of the rounds; its interval pairs the rounds.
+Each workload of benchmarks/zoo/ is tuned by the command line in a fresh process and folder. Then the policy it wrote
+and every rival are trained in the same interleaved rounds. Rivals are the configurations people use: strict FP32, FP32
+with reduced matmul precision, autocast in bf16 and fp16, bf16 weights with FP32 masters, each also with channels_last
+where the workload convolves, and compiled; of these, the ones that the device runs and that `tune` found faithful.
+FP32 under torch.compile is FP32: it is a rival even where the budget had no room to try it. The ratio that counts is
+the step time of the fastest rival over that of the policy, by the medians of the rounds; its interval pairs the rounds.
 """
 
 import argparse
