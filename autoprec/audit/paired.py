@@ -24,7 +24,7 @@ from autoprec.measure import (
     step_deadline,
 )
 from autoprec.measure.step_time import clock_of
-from autoprec.policy import Policy, preset
+from autoprec.policy import AS_GIVEN, Policy, preset
 from autoprec.search.objective import Chaos, Protocol
 from autoprec.search.prove import Curve, evaluate_missed, evaluated
 from autoprec.workload import Workload
@@ -38,7 +38,7 @@ _TIE_FLOOR = 0.9
 
 _WARMUP = 2
 _STEPS_PER_ROUND = 2
-_MIN_DEADLINE_S = 0.5  # a hiccup of the machine is no slow step
+_MIN_DEADLINE_S = 2.0  # a hiccup of the machine is no slow step
 _LOOK_EVERY = 8
 _REFERENCE, _POLICY = "fp32", "policy"
 
@@ -164,7 +164,8 @@ class _Side:
         for _ in range(_WARMUP):
             seconds = self._step(_REFERENCE)
             limit = max(SLOW_LIMIT * seconds, _MIN_DEADLINE_S)
-            if self._runs[_POLICY].emulated:
+            run = self._runs[_POLICY]
+            if run.emulated or run.precision.policy.compile != AS_GIVEN:  # a deadline would have it compiled once more
                 self._step(_POLICY)
                 continue
             try:

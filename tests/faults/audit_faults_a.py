@@ -44,7 +44,7 @@ TINY_GRADIENTS = edited(
     ("/ 64", "/ 64 / 2e-7"),
 )
 LARGE_VALUES = edited(("return self.head(x)", "return self.head(x * 3e4) / 3e4"))
-SMALL_UPDATES = edited(("lr=0.05", "lr=0.002"), ("range(64)", "range(256)"))
+SMALL_UPDATES = edited(("lr=0.05", "lr=0.002"), ("range(64)", "range(128)"))
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -264,10 +264,12 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="far too slow",
-        planted="a layer that waits a second",
+        planted="a layer that waits over a second",
         gate="speed",
         says="over 20 times",
-        how=Planted(workload=SLOW_WHERE_LOW.format(seconds=1), tuned_on=SLOW_WHERE_LOW.format(seconds=1), rules=BF16),
+        how=Planted(
+            workload=SLOW_WHERE_LOW.format(seconds=1.5), tuned_on=SLOW_WHERE_LOW.format(seconds=1.5), rules=BF16
+        ),
     ),
     Fault(
         name="speed-up not reached",

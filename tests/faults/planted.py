@@ -122,7 +122,8 @@ def run_planted(planted: Planted, folder: Path, *, only: tuple[str, ...] = ()) -
     """Return the audit of what is planted, in files that are written into `folder`."""
     device = _device(planted)
     run, policy, gates = folder / "run.py", folder / "policy.yaml", folder / "gates.yaml"
-    policy.write_text(planted.mend(dump_policy(_tuned(planted, folder, device))))
+    with _flags_put_back():
+        policy.write_text(planted.mend(dump_policy(_tuned(planted, folder, device))))
     run.write_text(planted.workload)
     gates.write_text("autoprec_gates: 1\n" + _with_horizon(planted.gates))
     options = AuditOptions(
