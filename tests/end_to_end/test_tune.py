@@ -104,10 +104,15 @@ def test_tune_writes_a_policy_a_record_and_a_study_and_bench_measures_the_policy
     assert [trial.kind for trial in record.trials].count("plan") == 2
     assert policy.evidence["graph"] == record.graph.fingerprint
     assert policy.evidence["record"] == result["record"]
+    assert (policy.evidence["seeds"], policy.evidence["batches"]) == ((0, 1), 72)
     assert policy.device["kind"] == "cpu"
     assert record.chosen is not None
     assert record.chosen.policy == autoprec.dump_policy(policy)
     assert sqlite3.connect(folder / "runs/mlp/study.db").execute("SELECT COUNT(*) FROM trials").fetchone()[0] >= 5
+
+    audit = run(folder, "audit", "mlp.py", "--policy", "policy.yaml", "--device", "cpu", "--only", "match", "--json")
+    (match,) = json.loads(audit.stdout)["gates"]
+    assert (audit.returncode, match["verdict"], match["notes"]) == (0, "pass", []), match
 
     again = tune(folder, "--trials", "2")
     assert again.returncode == 0, again.stderr

@@ -44,6 +44,13 @@ TINY_GRADIENTS = edited(
     ("/ 64", "/ 64 / 2e-7"),
 )
 LARGE_VALUES = edited(("return self.head(x)", "return self.head(x * 3e4) / 3e4"))
+ROUTED = edited(
+    (
+        "        return x + self.outer(F.gelu(self.inner(self.norm(x))))",
+        "        rows = (self.inner(x)[:, 0] > 0).nonzero()[:, 0]\n"
+        "        return x.index_add(0, rows, self.outer(F.gelu(self.inner(self.norm(x[rows])))))",
+    )
+)
 SMALL_UPDATES = edited(("lr=0.05", "lr=0.002"), ("range(64)", "range(128)"))
 
 FAULTS: tuple[Fault, ...] = (
@@ -317,6 +324,7 @@ CONTROLS: Mapping[str, Planted] = {
     "bf16 weights with masters": Planted(
         settings={"parameters": Parameters(storage="bf16", master="fp32")}, gates=_ANY_SPEED
     ),
+    "routing that depends on weights": Planted(workload=ROUTED, tuned_on=ROUTED, gates=_ANY_SPEED),
     "a model that was edited and tuned again": Planted(workload=WIDER, tuned_on=WIDER, gates=_ANY_SPEED),
     "another patch of torch": Planted(
         lock={"torch": f"{'.'.join(torch.__version__.split('.')[:2])}.99"}, gates=_ANY_SPEED

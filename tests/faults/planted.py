@@ -154,6 +154,7 @@ def _tuned(planted: Planted, folder: Path, device: DeviceInfo) -> Policy:
     """Return the policy as `tune` would have written it for the run that it was tuned on."""
     evidence = {
         "lock": {**_lock(planted.tuned_on, folder, device), **planted.lock},
+        "seed": 0,
         "seeds": [0, 1],
         "batches": planted.num_seen,
     }
