@@ -1,5 +1,6 @@
 """What every test relies on: one seed, no network, and a reasoned skip where there is no CUDA device."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -25,6 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(no_gpu)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what is loaded by now out of every garbage collection: runs of the tuner collect at each trial's end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
