@@ -9,6 +9,8 @@ import hypothesis
 import pytest
 import torch
 
+from tests.two_ranks import TwoRanks
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # models are built from configs; nothing may be fetched
 os.environ.pop("AUTOPREC_DEBUG", None)
 # Op times are kept for the tests of one run, and apart from those of whoever runs them. Workers inherit the folder.
@@ -41,3 +43,11 @@ def _one_seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_rng_state(state)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[TwoRanks]:
+    """Yield two processes for the tests of this worker that train in parallel."""
+    pair = TwoRanks()
+    yield pair
+    pair.end()

@@ -7,7 +7,7 @@ would differ (a stale or corrupted weight cast, a hook of FSDP's that was cast, 
 import copy
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -45,13 +45,6 @@ MIXED = Policy(
     ),
 )
 POLICIES: dict[str, Policy | str] = {"mixed": MIXED, "autocast-bf16": "autocast-bf16"}
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[TwoRanks]:
-    pair = TwoRanks()
-    yield pair
-    pair.end()
 
 
 class Block(nn.Module):
