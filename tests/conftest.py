@@ -17,7 +17,9 @@ os.environ.pop("AUTOPREC_DEBUG", None)
 os.environ.setdefault("AUTOPREC_CACHE", tempfile.mkdtemp(prefix="autoprec-op-times-"))
 
 # A test must say the same on every run and machine: examples are derived from the test, and nothing is timed.
-hypothesis.settings.register_profile("autoprec", derandomize=True, deadline=None, max_examples=100)
+# `make test-long` draws more.
+hypothesis.settings.register_profile("autoprec", derandomize=True, deadline=None, max_examples=50)
+hypothesis.settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=500)
 hypothesis.settings.load_profile("autoprec")
 
 

@@ -126,11 +126,16 @@ def assert_close(ours: Any, theirs: Any, tolerance: float) -> None:
             assert (tensors[key] - reference).abs().max() <= tolerance * (reference.abs().max() + 1e-2), key
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "rules",
-    [MIXED, "autocast-bf16", pytest.param("autocast-fp16", marks=pytest.mark.long)],
-    ids=["mixed", "bf16", "fp16"],
+    ("rules", "backend"),
+    [
+        pytest.param(MIXED, "eager", id="mixed-eager"),
+        pytest.param(MIXED, "aot_eager", id="mixed-aot_eager"),
+        pytest.param("autocast-bf16", "eager", id="bf16-eager"),
+        pytest.param("autocast-bf16", "aot_eager", id="bf16-aot_eager", marks=pytest.mark.long),
+        pytest.param("autocast-fp16", "eager", id="fp16-eager", marks=pytest.mark.long),
+        pytest.param("autocast-fp16", "aot_eager", id="fp16-aot_eager", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=pytest.mark.long if each == "encoder" else ()) for each in ARCHITECTURES]
@@ -247,9 +252,16 @@ def test_a_submodule_may_be_compiled_alone(backend: str) -> None:
 LOSS_RULES = policy(("@loss:mse_loss", "fp32"), ("@loss:mul", "fp16"), ("*", "bf16"), outputs="computed")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("holds_model", [True, False])
-def test_a_compiled_step_function_with_loss_code(backend: str, *, holds_model: bool) -> None:
+@pytest.mark.parametrize(
+    ("backend", "holds_model"),
+    [
+        ("eager", True),
+        ("aot_eager", False),
+        pytest.param("eager", False, marks=pytest.mark.long),
+        pytest.param("aot_eager", True, marks=pytest.mark.long),
+    ],
+)
+def test_a_compiled_step_function_with_loss_code(backend: str, holds_model: bool) -> None:
     results = []
     for compiles in (True, False):
         torch.manual_seed(0)

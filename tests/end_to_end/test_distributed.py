@@ -422,8 +422,15 @@ def fsdp(rank: int, training: str, policy: str, order: str, options: dict[str, A
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("order", ["before", "after"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("mixed", "before"),
+        ("autocast-bf16", "after"),
+        pytest.param("mixed", "after", marks=pytest.mark.long),
+        pytest.param("autocast-bf16", "before", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("training", TRAININGS)
 def test_fsdp_is_the_unsharded_run(
     ranks: TwoRanks, training: str, policy: str, order: str, options: dict[str, Any]
