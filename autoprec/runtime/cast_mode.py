@@ -70,10 +70,12 @@ class CastMode(SiteMode):
 
     def enter(self, module: str, counts: Mapping[str, int] | None = None) -> Frame:
         """Make `module` own the calls made until `leave()`; `counts` are those of a frame that goes on here."""
+        frame = Frame(module, counts)
         if not is_dynamo_compiling():
-            return super().enter(module, counts)
+            self.frames.append(frame)
+            return frame
         allow_effects()
-        frame = super().enter(module, counts)
+        self.frames.append(frame)
         end_effects()
         return frame
 
