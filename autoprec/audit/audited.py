@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from autoprec.audit.runs import Runs
 from autoprec.capture import Recording, record
 from autoprec.measure import Training
 from autoprec.policy import Policy, ResolvedPolicy, resolve
@@ -38,6 +39,11 @@ class Audited:
     def recording(self) -> Recording:
         """Return one step of the workload, recorded in FP32 on the first batch."""
         return record(self.loaded.workload, device=self.device.kind, seed=self.seed)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Return the runs that gates share."""
+        return Runs(self)
 
     @cached_property
     def resolved(self) -> ResolvedPolicy:

@@ -1,6 +1,12 @@
 """The gates, one file each, in the order they run: what is quick and what makes the rest moot comes first."""
 
 from autoprec.audit.gate import Gate
+from autoprec.audit.gates.headroom import HEADROOM
 from autoprec.audit.gates.match import MATCH
+from autoprec.audit.gates.repeat import REPEAT
+from autoprec.audit.gates.resume import RESUME
+from autoprec.audit.gates.rollback import ROLLBACK
+from autoprec.audit.gates.scaler import SCALER
+from autoprec.audit.gates.stress import STRESS
 
-GATES: tuple[Gate, ...] = (MATCH,)
+GATES: tuple[Gate, ...] = (MATCH, HEADROOM, STRESS, SCALER, RESUME, ROLLBACK, REPEAT)

@@ -1,0 +1,110 @@
+"""How far the numbers at each site are from the ends of its format: the largest from overflow, the small from zero."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from autoprec.analysis import ExponentHistogram, TensorNumerics, measured_numerics
+from autoprec.analysis.loss_scale import flush_exponent
+from autoprec.capture import Recording
+from autoprec.graph.site import Site
+from autoprec.numerics import Format, format_named
+
+if TYPE_CHECKING:
+    from autoprec.audit.audited import Audited
+
+Kind: TypeAlias = Literal["activation", "gradient", "parameter"]
+
+# Ops whose results hold what code writes rather than computes: a mask of -1e9, or the lowest number there is.
+_MASKED = frozenset(
+    "add sub where masked_fill softmax log_softmax scaled_dot_product_attention cat amax max clone to contiguous".split()
+)
+_MASK_GAP = 6  # empty powers of two between a mask and the numbers it hides
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SiteReach:
+    """The numbers of one kind at one place: `where` is a site or a parameter, `what` says which of its numbers.
+
+    `headroom` is how many powers of two lie between the largest (of gradients: times the loss scale) and the largest
+    number of `format`; infinite where all are zero. `flushed_frac` is the fraction of the nonzero elements that rounds
+    to zero, `flushed_norm` the fraction of the norm that these make up. `scale` is the loss scale in all of these.
+    """
+
+    where: str
+    what: str
+    kind: Kind
+    format: str
+    largest: float
+    headroom: float
+    flushed_frac: float
+    flushed_norm: float
+    scale: float = 1.0
+
+
+def reach_of(
+    recordings: Sequence[Recording], audited: "Audited", ran_as: Mapping[Site, str], scale: float
+) -> tuple[SiteReach, ...]:
+    """Return the reach of all that the sites in `ran_as` read, return and get as gradients, least headroom first.
+
+    Numbers are those of FP32 steps, each with an optimizer step, so that what breaks in a format is seen as it is
+    before it breaks. Gradients are multiplied by `scale`, but not by the number of micro-batches.
+    """
+    numerics = measured_numerics(recordings, audited.loaded.workload.optimizer, ())
+    parameters = {node.name: node.target for node in recordings[0].op_graph if node.kind == "parameter"}
+    found: list[SiteReach] = []
+    for site, name in ran_as.items():
+        low = format_named(name)
+        for tensor in numerics.sites.get(site, ()):
+            kind: Kind = "gradient" if tensor.role == "gradient" else "activation"
+            named = [parameters[source] for source in tensor.sources if source in parameters]
+            histogram = _computed(tensor.numerics, low) if site.op in _MASKED else tensor.numerics.histogram
+            if named:
+                found += [_reach(each, f"parameter, read at {site}", "parameter", low, histogram) for each in named]
+            elif kind == "gradient":
+                found.append(_reach(str(site), "gradient", kind, low, histogram, scale))
+            else:
+                found.append(_reach(str(site), tensor.role, kind, low, histogram))
+    storage = audited.policy.parameters.storage
+    if storage in ("bf16", "fp16"):
+        low = format_named(storage)
+        for parameter, each in numerics.parameters.items():
+            found.append(_reach(parameter, "parameter, as stored", "parameter", low, each.value.histogram))
+    return tuple(sorted(found, key=lambda reach: reach.headroom))
+
+
+def _reach(
+    where: str, what: str, kind: Kind, low: Format, histogram: ExponentHistogram, scale: float = 1.0
+) -> SiteReach:
+    room = histogram.headroom(low)
+    return SiteReach(
+        where=where,
+        what=what,
+        kind=kind,
+        format=low.name,
+        largest=histogram.max_abs * scale,
+        headroom=math.inf if room is None else room - math.log2(scale),
+        flushed_frac=histogram.flush_frac(low, scale),
+        flushed_norm=histogram.norm_frac_below(flush_exponent(low) - round(math.log2(scale))),
+        scale=scale,
+    )
+
+
+def _computed(numerics: TensorNumerics, low: Format) -> ExponentHistogram:
+    """Return the exponents without those of a mask: one negative level beyond the format, far from all else.
+
+    As -inf it hides what it hides; whether a row has nothing else is the question of the stress gate.
+    """
+    histogram = numerics.histogram
+    if numerics.minimum >= -low.max or numerics.maximum > low.max or len(histogram.counts) < 2:
+        return histogram
+    *rest, top = histogram.counts
+    if top[0] - rest[-1][0] <= _MASK_GAP:
+        return histogram
+    return ExponentHistogram(
+        counts=tuple(rest),
+        num_zero=histogram.num_zero,
+        num_nonfinite=histogram.num_nonfinite + top[1],
+        max_abs=math.ldexp(1.0, rest[-1][0] + 1),
+    )
