@@ -8,26 +8,22 @@ if TYPE_CHECKING:
 
 def audit_again(audited: "Audited") -> str:
     """Return the command that audits once more."""
-    policy = audited.policy_file or audited.policy.name
-    return f"autoprec audit {audited.loaded.path} --policy {policy}"
+    return f"autoprec audit {audited.workload_name} --policy {audited.policy_text}"
 
 
 def keep_wide(audited: "Audited", site: str) -> str:
     """Return how to run one site in FP32, and the command that audits that."""
-    return f'add {{sites: "{site}", format: fp32}} before the rules of {_file(audited)}, then {audit_again(audited)}'
+    return mend_file(audited, f'add {{sites: "{site}", format: fp32}} before the other rules')
 
 
 def mend_file(audited: "Audited", change: str) -> str:
-    """Return a change to the policy's file, and the command that audits that."""
-    return f"{change} in {_file(audited)}, then {audit_again(audited)}"
+    """Return a change to the policy's file, and the command that audits that; a preset becomes a file first."""
+    if audited.policy_file is not None:
+        return f"{change} in {audited.policy_file}, then: {audit_again(audited)}"
+    show = f"autoprec policy show {audited.policy.name} --out policy.yaml"
+    return f"{show}, {change} there, then: autoprec audit {audited.workload_name} --policy policy.yaml"
 
 
 def mend_workload(audited: "Audited", change: str) -> str:
     """Return a change to the workload's file, and the command that audits that."""
-    return f"{change} in {audited.loaded.path}, then {audit_again(audited)}"
-
-
-def _file(audited: "Audited") -> str:
-    if audited.policy_file is not None:
-        return str(audited.policy_file)
-    return f"policy.yaml (autoprec policy show {audited.policy.name} --out policy.yaml writes it)"
+    return f"{change} in {audited.workload_name}, then: {audit_again(audited)}"

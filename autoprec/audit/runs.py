@@ -20,6 +20,7 @@ from autoprec.graph.site import Site
 from autoprec.measure import Training
 from autoprec.policy import Policy, preset
 from autoprec.runtime.trace import SiteTrace
+from autoprec.workload import fitting_batches
 from autoprec.workload.origin import origin
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class Legs:
         return self.before + self.after
 
 
+HELD_OUT = 8  # batches that no run trains on, at most
+
 LEGS: Mapping[str, Threshold] = MappingProxyType(
     {
         "steps_before": Threshold(
@@ -89,33 +92,33 @@ class Runs:
 
     def under_policy(self, legs: Legs) -> Course:
         """Return the run under the policy."""
-        return self._keep(("policy", legs), lambda: self._train(self._audited.policy, legs.total, save_at=legs.before))
+        return self._keep(("policy", legs), lambda: self._train(self._audited.policy, legs))
 
     def again(self, legs: Legs) -> Course:
         """Return a second run under the policy, of the same seed."""
-        return self._keep(("again", legs), lambda: self._train(self._audited.policy, legs.total))
+        return self._keep(("again", legs), lambda: self._train(self._audited.policy, legs))
 
     def in_fp32(self, legs: Legs) -> Course:
         """Return the run in plain FP32."""
         fp32 = preset("fp32", self._audited.device.kind)
-        return self._keep(("fp32", legs), lambda: self._train(fp32, legs.total, save_at=legs.before))
+        return self._keep(("fp32", legs), lambda: self._train(fp32, legs))
 
     def under_fallback(self, legs: Legs, fallback: Policy) -> Course:
         """Return a whole run under a fallback; that of plain FP32 is the one in FP32."""
         if fallback.formats == ("fp32",) and (fallback.memory_format, fallback.optimizer) == ("as_given", "as_given"):
             return self.in_fp32(legs)
-        return self._keep(("fallback", legs, fallback.name), lambda: self._train(fallback, legs.total, save_at=legs.before))
+        return self._keep(("fallback", legs, fallback.name), lambda: self._train(fallback, legs))
 
     def nudged(self, legs: Legs, policy: Policy, nudge: float) -> Course:
         """Return a run under `policy` whose first weights are nudged by the fraction `nudge`."""
         key = ("nudged", legs, policy.name, nudge)
-        return self._keep(key, lambda: self._train(policy, legs.total, nudge=nudge))
+        return self._keep(key, lambda: self._train(policy, legs, nudge=nudge))
 
     def resumed(self, legs: Legs) -> Course:
         """Return a fresh run under the policy that goes on from the checkpoint of `under_policy`."""
         start = self.under_policy(legs).saved
         assert start is not None
-        return self._keep(("resumed", legs), lambda: self._train(self._audited.policy, legs.after, start=start))
+        return self._keep(("resumed", legs), lambda: self._train(self._audited.policy, legs, start=start))
 
     def switched(self, legs: Legs, start: Path, policy: Policy, scaler: Path | None = None) -> Course:
         """Return a run under `policy` that goes on from `start`, the checkpoint of a run under another one.
@@ -123,9 +126,7 @@ class Runs:
         `scaler` is the checkpoint that its loss scale comes from; None: that of the policy's file.
         """
         key = ("switched", legs, start, policy.name, scaler)
-        return self._keep(
-            key, lambda: self._train(policy, legs.after, start=start, other_policy=True, scaler_from=scaler)
-        )
+        return self._keep(key, lambda: self._train(policy, legs, start=start, other_policy=True, scaler_from=scaler))
 
     def ran_as(self) -> Mapping[Site, str]:
         """Return the format each site computes in: what the policy says or, where that is not a format, what ran.
@@ -148,8 +149,15 @@ class Runs:
         return self._keep(key, lambda: reach_of(recordings, self._audited, self.ran_as(), scale))
 
     def batches(self, count: int) -> Sequence[Any]:
-        """Return the first `count` batches that the search has not seen, loaded once."""
-        return self._keep(("batches", count), lambda: self._audited.batches(count))
+        """Return the first `count` batches that the search has not seen."""
+        return self._audited.batches(count)
+
+    def _split(self, steps: int, held_out: int) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return batches to train on and others held out: as many as the steps if they fit into memory, or fewer."""
+        kind, workload = self._audited.device.kind, self._audited.loaded.workload
+        fitting = max(fitting_batches(workload, steps + held_out, kind), held_out + 1)
+        found = self._audited.batches(fitting)
+        return found[: fitting - held_out], found[fitting - held_out :]
 
     def _keep(self, key: Hashable, make: Callable[[], _Value]) -> _Value:
         if key not in self._kept:
@@ -160,29 +168,29 @@ class Runs:
     def _train(
         self,
         policy: Policy,
-        steps: int,
+        legs: Legs,
         *,
-        save_at: int | None = None,
         start: Path | None = None,
         other_policy: bool = False,
         scaler_from: Path | None = None,
         nudge: float = 0.0,
     ) -> Course:
-        """Return `steps` steps under `policy`; what it raises ends the course, for gates to judge."""
+        """Return all of `legs` under `policy`, or those after `start`; what it raises ends the course, to be judged."""
         audited, number = self._audited, len(self._kept)
+        steps = legs.total if start is None else legs.after
         losses, scales, skipped = list[float](), list[float](), list[bool]()
         saved, end, raised = None, None, ""
         try:
             with Training(
                 audited.loaded.workload, policy, device=audited.device.kind, seed=audited.seed,
-                batches=self.batches(steps if start is None else steps + _num_steps(start)), nudge=nudge,
+                batches=self._split(legs.total, HELD_OUT)[0], nudge=nudge,
             ) as run:  # fmt: skip
                 if start is not None:
                     run.load_state_dict(load_checkpoint(start), other_policy=other_policy)
                 if scaler_from is not None and run.precision.scaler.is_enabled():
                     run.precision.scaler.load_state_dict(load_checkpoint(scaler_from)["precision"]["scaler"])
                 for step in range(steps):
-                    if step == save_at:
+                    if step == legs.before and start is None:
                         saved = self._save(run, f"{number}-half")
                     scales.append(run.precision.scaler.get_scale())
                     before = run.num_skipped
@@ -223,7 +231,7 @@ class Runs:
                 model.load_state_dict(state)
             return model
 
-        unseen = self.batches(legs.total + count)[legs.total :]
+        unseen = self._split(legs.total, HELD_OUT)[1][:count]
         held_out = replace(workload, model=trained, batches=lambda: unseen)
         return record_batches(held_out, count, device=audited.device.kind, seed=audited.seed)
 
@@ -252,9 +260,5 @@ def _format(asked: str, row: SiteTrace | None) -> str:
 
 
 def load_checkpoint(path: Path) -> Any:
-    """Return what `Runs` saved in `path`."""
-    return torch.load(path, weights_only=False)  # noqa: S614 this process wrote it a moment ago
-
-
-def _num_steps(path: Path) -> int:
-    return int(load_checkpoint(path)["num_steps"])
+    """Return what `Runs` saved in `path`: this process wrote it a moment ago, so nothing foreign is unpickled."""
+    return torch.load(path, weights_only=False)

@@ -18,7 +18,18 @@ Kind: TypeAlias = Literal["activation", "gradient", "parameter"]
 
 # Ops whose results hold what code writes rather than computes: a mask of -1e9, or the lowest number there is.
 _MASKED = frozenset(
-    "add sub where masked_fill softmax log_softmax scaled_dot_product_attention cat amax max clone to contiguous".split()
+    {
+        "add",
+        "sub",
+        "where",
+        "masked_fill",
+        "softmax",
+        "log_softmax",
+        "scaled_dot_product_attention",
+        "cat",
+        "amax",
+        "max",
+    }
 )
 _MASK_GAP = 6  # empty powers of two between a mask and the numbers it hides
 

@@ -66,7 +66,9 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 def _of_numbers(real: Any) -> Iterator[StressBatch]:
     for factor in FACTORS:
         yield StressBatch(name=f"inputs times {factor:g}", batch=map_tensors(real, _times(factor)), factor=factor)
-        yield StressBatch(name=f"one value {factor:g} times the largest", batch=map_tensors(real, _huge(factor)), factor=factor)
+        yield StressBatch(
+            name=f"one value {factor:g} times the largest", batch=map_tensors(real, _huge(factor)), factor=factor
+        )
     yield StressBatch(name="all inputs zero", batch=map_tensors(real, _times(0.0)))
     yield StressBatch(name="all inputs the same", batch=map_tensors(real, _level))
 
@@ -122,7 +124,9 @@ def _of_lengths(batches: Sequence[Any]) -> Iterator[StressBatch]:
     length = _length(longest)
     if length < 2:
         return
-    yield StressBatch(name="length 1", batch=_resized(longest, length, lambda tensor, dim: tensor.narrow(dim, 0, 1)), is_risky=True)
+    yield StressBatch(
+        name="length 1", batch=_resized(longest, length, lambda tensor, dim: tensor.narrow(dim, 0, 1)), is_risky=True
+    )
     if length > min(map(_length, batches)):
         yield StressBatch(name=f"the largest length seen, {length}", batch=map_tensors(longest, torch.clone))
     twice = _resized(longest, length, lambda tensor, dim: torch.cat([tensor, tensor], dim))

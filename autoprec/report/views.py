@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from autoprec.records.planner import PlannerRecord
 from autoprec.records.run import ChosenRecord, FidelityRecord, Interval, RunRecord, TrialRecord
+from autoprec.records.units import bytes_text, seconds_text
 from autoprec.search.decide import faithful_baselines, speedup_of
 
 _ENDED_EARLY = {"pruned": "ended early", "failed": "failed"}
-_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,19 +314,3 @@ def _steps_lost(fidelity: FidelityRecord) -> str:
 
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2g} %"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time in the unit that fits it, in three digits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def bytes_text(number: int) -> str:
-    """Return a size in the unit that fits it, in three digits."""
-    for unit, size in _BYTES:
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number} B"

@@ -7,7 +7,7 @@ from pathlib import Path
 from autoprec.audit.advice import keep_wide, mend_file
 from autoprec.audit.audited import Audited
 from autoprec.audit.gate import Finding, Gate, Threshold, Thresholds
-from autoprec.audit.runs import LEGS, Legs, legs_of
+from autoprec.audit.runs import HELD_OUT, LEGS, Legs, legs_of
 from autoprec.audit.site_reach import SiteReach
 from autoprec.records.audit import EvidenceRecord
 
@@ -120,7 +120,11 @@ def _used_up(new: SiteReach, old: SiteReach, thresholds: Thresholds) -> list[tup
 
 
 def _flushing(new: SiteReach, old: SiteReach, thresholds: Thresholds) -> list[tuple[SiteReach, EvidenceRecord]]:
-    gained, limit, allowed = new.flushed_norm - old.flushed_norm, thresholds["drift_intervals"], thresholds["flushed_norm"]
+    gained, limit, allowed = (
+        new.flushed_norm - old.flushed_norm,
+        thresholds["drift_intervals"],
+        thresholds["flushed_norm"],
+    )
     if gained <= _NOTICEABLE * allowed or (allowed - new.flushed_norm) / gained >= limit:
         return []
     left = max((allowed - new.flushed_norm) / gained, 0.0)
@@ -179,7 +183,9 @@ HEADROOM = Gate(
         "flushed_norm": Threshold(
             default=0.1, unit="fraction", means="most of the norm of a gradient that may round to zero", maximum=1.0
         ),
-        "batches": Threshold(default=3, unit="batches", means="held-out batches measured", minimum=1, whole=True),
+        "batches": Threshold(
+            default=3, unit="batches", means="held-out batches measured", minimum=1, maximum=HELD_OUT, whole=True
+        ),
         "drift_intervals": Threshold(
             default=4.0, unit="intervals", means="least number of times that the change between checkpoints may repeat"
         ),

@@ -44,14 +44,18 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
     if step is not None:
         what = f"step {step}: loss {one.losses[step - 1]:.9g}, then {other.losses[step - 1]:.9g}"
         rows.insert(0, EvidenceRecord(where="loss", what=what, value=apart, threshold=allowed))
-    return _fail(audited, f"two runs of one seed differ by up to {apart:.3g} in the loss{timed}", tuple(rows), apart, allowed)
+    return _fail(
+        audited, f"two runs of one seed differ by up to {apart:.3g} in the loss{timed}", tuple(rows), apart, allowed
+    )
 
 
 def _fail(
     audited: Audited, measured: str, rows: tuple[EvidenceRecord, ...], value: float | None = None,
     threshold: float | None = None,
 ) -> Finding:  # fmt: skip
-    advice = mend_workload(audited, "draw all random numbers from torch, random or numpy, or seed generators in model()")
+    advice = mend_workload(
+        audited, "draw all random numbers from torch, random or numpy, or seed generators in model()"
+    )
     return Finding(
         verdict="fail", measured=measured, value=value, threshold=threshold, unit="loss", evidence=rows, advice=advice
     )
@@ -104,6 +108,8 @@ REPEAT = Gate(
             means="on devices that add in any order: losses may differ by this many times what one rounding of the "
             "first weights makes of them",
         ),
-        "rounds": Threshold(default=6, unit="rounds", means="timed in each measurement of the speed", minimum=6, whole=True),
+        "rounds": Threshold(
+            default=6, unit="rounds", means="timed in each measurement of the speed", minimum=6, whole=True
+        ),
     },
 )

@@ -24,7 +24,9 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
         return _passed(legs, "bit for bit: losses, parameters, optimizer state and loss scale", 0.0, 0.0)
     allowed = thresholds["times_own"] * _own(audited, legs)
     if apart <= allowed:
-        measured = f"as two uninterrupted runs equal each other: losses differ by {apart:.3g}, theirs by up to {allowed:.3g}"
+        measured = (
+            f"as two uninterrupted runs equal each other: losses differ by {apart:.3g}, theirs by up to {allowed:.3g}"
+        )
         return _passed(legs, measured, apart, allowed)
     return Finding(
         verdict="fail",
@@ -33,12 +35,16 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
         threshold=allowed,
         unit="loss",
         evidence=_evidence(whole, resumed, legs, differ),
-        advice=mend_workload(audited, "keep all that the run depends on in state dicts (register_buffer, Optimizer.state)"),
+        advice=mend_workload(
+            audited, "keep all that the run depends on in state dicts (register_buffer, Optimizer.state)"
+        ),
     )
 
 
 def _passed(legs: Legs, how: str, value: float, threshold: float) -> Finding:
-    measured = f"a run saved after {legs.before} steps and loaded equals the uninterrupted one for {legs.after} more, {how}"
+    measured = (
+        f"a run saved after {legs.before} steps and loaded equals the uninterrupted one for {legs.after} more, {how}"
+    )
     return Finding(verdict="pass", measured=measured, value=value, threshold=threshold, unit="loss")
 
 
@@ -73,8 +79,12 @@ def _evidence(
     first = next((step for step, pair in enumerate(zip(after, resumed.losses, strict=True)) if _gap(*pair)), None)
     rows = []
     if first is not None:
-        what = f"step {first + 1} after the checkpoint: loss {resumed.losses[first]:.9g}, uninterrupted {after[first]:.9g}"
-        rows.append(EvidenceRecord(where="loss", what=what, value=_gap(after[first], resumed.losses[first]), threshold=0.0))
+        what = (
+            f"step {first + 1} after the checkpoint: loss {resumed.losses[first]:.9g}, uninterrupted {after[first]:.9g}"
+        )
+        rows.append(
+            EvidenceRecord(where="loss", what=what, value=_gap(after[first], resumed.losses[first]), threshold=0.0)
+        )
     parts = sorted(differ, key=lambda item: -item[1])
     rows += [
         EvidenceRecord(where=where, what="differs at the end", value=value, threshold=0.0)
@@ -92,7 +102,8 @@ RESUME = Gate(
         "times_own": Threshold(
             default=4.0,
             unit="times",
-            means="losses may differ by this many times what two uninterrupted runs differ by; nothing where these agree",
+            means="losses may differ by this many times what two uninterrupted runs differ by, "
+            "so not at all where these agree",
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""`rollback`: the policy can be left for its fallback, and taken up again, at any checkpoint, without a jump of the loss."""
+"""`rollback`: a run can be taken from the policy to its fallback, and back, without a jump of the loss."""
 
 import math
 import statistics
@@ -71,9 +71,7 @@ def _unfit(audited: Audited, fallback: Policy) -> str:
     return ""
 
 
-def _reverse(
-    audited: Audited, fallback: Policy, legs: Legs, scaler: Path
-) -> tuple[tuple[str, Course, Course], ...]:
+def _reverse(audited: Audited, fallback: Policy, legs: Legs, scaler: Path) -> tuple[tuple[str, Course, Course], ...]:
     """Return the run that stayed under the fallback, beside the one that went on under the policy from its middle."""
     stayed = audited.runs.under_fallback(legs, fallback)
     name = f"{fallback.name} to policy"
@@ -93,7 +91,9 @@ class _Judged:
 
 def _judge(name: str, stayed: Course, went: Course, legs: Legs, limit: float) -> _Judged:
     """Return how a run that went on under another policy compares with the one that stayed."""
-    broken = went.error or (f"loss {went.losses[went.broken_at - 1]} in step {went.broken_at}" if went.broken_at else "")
+    broken = went.error or (
+        f"loss {went.losses[went.broken_at - 1]} in step {went.broken_at}" if went.broken_at else ""
+    )
     if not broken and stayed.broken_at is not None:
         broken = f"loss {stayed.losses[stayed.broken_at - 1]} in step {stayed.broken_at} of the run that stayed"
     if broken:

@@ -28,7 +28,11 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
             advice=mend_file(audited, "mend what it says"),
         )  # fmt: skip
     bound = _bound(given, reaches)
-    evidence = (*_settling(course, thresholds), *_collapse(course, given, thresholds), *_growth(course, bound, thresholds))
+    evidence = (
+        *_settling(course, thresholds),
+        *_collapse(course, given, thresholds),
+        *_growth(course, bound, thresholds),
+    )
     skipped, settled = sum(course.skipped), _settled_at(course)
     return Finding(
         verdict="fail" if evidence else "pass",
@@ -78,7 +82,9 @@ def _collapse(course: Course, given: LossScale, thresholds: Thresholds) -> list[
     floor = max(given.minimum, thresholds["smallest_scale"]) if given.kind == "dynamic" else given.initial
     skipped_at = [scale for scale, skipped in zip(course.scales, course.skipped, strict=True) if skipped]
     if given.kind == "static":
-        return [] if not all(course.skipped) else [_row(f"every step overflows at the static scale {floor:g}", 1.0, 0.0)]
+        return (
+            [] if not all(course.skipped) else [_row(f"every step overflows at the static scale {floor:g}", 1.0, 0.0)]
+        )
     if not skipped_at or min(skipped_at) > floor:
         return []
     what = f"collapsed: a step overflowed at scale {min(skipped_at):g}, and no smaller one helps"
@@ -89,16 +95,11 @@ def _bound(given: LossScale, reaches: Sequence[SiteReach]) -> float:
     """Return the largest scale there can be: the policy's, or the one at which a gradient in fp16 overflows."""
     if given.kind == "static":
         return given.initial
-    fp32, bounds = format_named("fp32").max, [given.maximum]
-    for each in reaches:
-        if each.kind == "gradient" and each.format == "fp16" and each.largest:
-            # `largest` and `headroom` are at one scale, which falls out of the quotient with the unscaled gradient.
-            bounds.append(given.growth_factor * format_named("fp16").max / _unscaled(each))
-    return min(*bounds, fp32) if len(bounds) > 1 else bounds[0]
-
-
-def _unscaled(reach: SiteReach) -> float:
-    return reach.largest / reach.scale
+    largest = max(
+        (each.largest / each.scale for each in reaches if each.kind == "gradient" and each.format == "fp16"),
+        default=0.0,
+    )
+    return min(given.maximum, given.growth_factor * format_named("fp16").max / largest) if largest else given.maximum
 
 
 def _growth(course: Course, bound: float, thresholds: Thresholds) -> list[EvidenceRecord]:

@@ -2,9 +2,8 @@
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-
 
 from autoprec.audit.advice import keep_wide, mend_workload
 from autoprec.audit.audited import Audited
@@ -32,7 +31,7 @@ class Stressed:
 
     stress: StressBatch
     refused: str = ""
-    under_policy: Probe = Probe()
+    under_policy: Probe = field(default_factory=Probe)
     place: str = ""
     site: str = ""
 
