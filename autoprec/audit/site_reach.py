@@ -18,18 +18,7 @@ Kind: TypeAlias = Literal["activation", "gradient", "parameter"]
 
 # Ops whose results hold what code writes rather than computes: a mask of -1e9, or the lowest number there is.
 _MASKED = frozenset(
-    {
-        "add",
-        "sub",
-        "where",
-        "masked_fill",
-        "softmax",
-        "log_softmax",
-        "scaled_dot_product_attention",
-        "cat",
-        "amax",
-        "max",
-    }
+    {"add", "sub", "where", "masked_fill", "softmax", "log_softmax", "scaled_dot_product_attention", "amax", "max"}
 )
 _MASK_GAP = 6  # empty powers of two between a mask and the numbers it hides
 
@@ -108,14 +97,15 @@ def _computed(numerics: TensorNumerics, low: Format) -> ExponentHistogram:
     As -inf it hides what it hides; whether a row has nothing else is the question of the stress gate.
     """
     histogram = numerics.histogram
-    if numerics.minimum >= -low.max or numerics.maximum > low.max or len(histogram.counts) < 2:
+    if numerics.minimum >= -low.max or numerics.maximum > low.max:
         return histogram
     *rest, top = histogram.counts
-    if top[0] - rest[-1][0] <= _MASK_GAP:
+    next_below = rest[-1][0] if rest else 0  # a mask by itself holds zeros where it hides nothing
+    if top[0] - next_below <= _MASK_GAP or not (rest or histogram.num_zero):
         return histogram
     return ExponentHistogram(
         counts=tuple(rest),
         num_zero=histogram.num_zero,
         num_nonfinite=histogram.num_nonfinite + top[1],
-        max_abs=math.ldexp(1.0, rest[-1][0] + 1),
+        max_abs=math.ldexp(1.0, next_below + 1) if rest else 0.0,
     )
