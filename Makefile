@@ -44,6 +44,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/examples.py --json reports/examples.json
 	$(BIN)/python benchmarks/planner.py --json reports/planner.json
 	$(BIN)/python benchmarks/fidelity.py --json reports/fidelity.json
+	$(BIN)/python benchmarks/planted_faults.py --json reports/planted_faults.json
 
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu

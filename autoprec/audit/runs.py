@@ -15,7 +15,7 @@ import torch
 from autoprec.audit.gate import Threshold, Thresholds
 from autoprec.audit.site_reach import SiteReach, reach_of
 from autoprec.capture import Recording, record_batches
-from autoprec.errors import TraceError
+from autoprec.errors import MeasurementError, TraceError
 from autoprec.graph.site import Site
 from autoprec.measure import Training
 from autoprec.policy import Policy, preset
@@ -43,6 +43,14 @@ class Course:
     saved: Path | None
     end: Path | None
     error: str = ""
+
+    def require_finished(self) -> None:
+        """Return if the run came to its end.
+
+        Raises: `MeasurementError` with what it raised otherwise: what cannot be run is not proven.
+        """
+        if self.error:
+            raise MeasurementError(f"a run under the policy raised {self.error}")
 
     @property
     def broken_at(self) -> int | None:

@@ -1,13 +1,14 @@
 """How far the numbers at each site are from the ends of its format: the largest from overflow, the small from zero."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from autoprec.analysis import ExponentHistogram, TensorNumerics, measured_numerics
+from autoprec.analysis import ExponentHistogram, MeasuredNumerics, TensorNumerics, measured_numerics
 from autoprec.analysis.loss_scale import flush_exponent
 from autoprec.capture import Recording
+from autoprec.graph.opgraph import OpNode
 from autoprec.graph.site import Site
 from autoprec.numerics import Format, format_named
 
@@ -52,26 +53,52 @@ def reach_of(
     before it breaks. Gradients are multiplied by `scale`, but not by the number of micro-batches.
     """
     numerics = measured_numerics(recordings, audited.loaded.workload.optimizer, ())
-    parameters = {node.name: node.target for node in recordings[0].op_graph if node.kind == "parameter"}
+    nodes = {node.name: node for recording in recordings for node in recording.op_graph}
     found: list[SiteReach] = []
     for site, name in ran_as.items():
         low = format_named(name)
         for tensor in numerics.sites.get(site, ()):
-            kind: Kind = "gradient" if tensor.role == "gradient" else "activation"
-            named = [parameters[source] for source in tensor.sources if source in parameters]
             histogram = _computed(tensor.numerics, low) if site.op in _MASKED else tensor.numerics.histogram
-            if named:
-                found += [_reach(each, f"parameter, read at {site}", "parameter", low, histogram) for each in named]
-            elif kind == "gradient":
-                found.append(_reach(str(site), "gradient", kind, low, histogram, scale))
-            else:
-                found.append(_reach(str(site), tensor.role, kind, low, histogram))
+            if tensor.role == "gradient":
+                found.append(_reach(str(site), "gradient", "gradient", low, histogram, scale))
+                continue
+            named = [nodes[source].target for source in tensor.sources if nodes[source].kind == "parameter"]
+            found += [_reach(each, f"parameter, read at {site}", "parameter", low, histogram) for each in named]
+            if not named:
+                found.append(_reach(str(site), tensor.role, "activation", low, histogram))
+            sources = (nodes[source] for source in tensor.sources)
+            found += _handed_back(site, sources, numerics, ran_as, low, scale)
     storage = audited.policy.parameters.storage
     if storage in ("bf16", "fp16"):
         low = format_named(storage)
         for parameter, each in numerics.parameters.items():
             found.append(_reach(parameter, "parameter, as stored", "parameter", low, each.value.histogram))
     return tuple(sorted(found, key=lambda reach: reach.headroom))
+
+
+def _handed_back(
+    site: Site,
+    sources: Iterable[OpNode],
+    numerics: MeasuredNumerics,
+    ran_as: Mapping[Site, str],
+    low: Format,
+    scale: float,
+) -> Iterator[SiteReach]:
+    """Yield the gradients that a site computes in its format for what it reads: parameters, and results of wide sites.
+
+    Those of sites below FP32 count where they arrive. A tensor with several readers counts with the sum of all.
+    """
+    for node in sources:
+        if node.kind == "parameter" and node.target in numerics.parameters:
+            gradient = numerics.parameters[node.target].gradient
+            if gradient is not None:
+                what = f"gradient, computed at {site}"
+                yield _reach(node.target, what, "gradient", low, gradient.histogram, scale)
+        elif node.site is not None and node.site not in ran_as:
+            what = f"gradient for {node.site}, computed here"
+            for tensor in numerics.sites.get(node.site, ()):
+                if tensor.role == "gradient":
+                    yield _reach(str(site), what, "gradient", low, tensor.numerics.histogram, scale)
 
 
 def _reach(

@@ -8,7 +8,7 @@ import torch
 
 from autoprec.workload.batches import map_tensors, tensors_of
 
-FACTORS = (1e2, 1e4)
+FACTORS = (4.0, 1e2, 1e4)
 
 
 @dataclass(frozen=True, kw_only=True)

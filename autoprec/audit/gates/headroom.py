@@ -167,7 +167,7 @@ def _advice(audited: Audited, failed: Sequence[tuple[SiteReach, EvidenceRecord]]
         return mend_file(audited, "write a smaller loss_scale.initial, or kind: dynamic,")
     if first.kind == "parameter" and first.what.endswith("stored"):
         return mend_file(audited, f'write parameters: {{storage: fp32}}, or keep: ["{first.where}"]')
-    site = first.what.rpartition(" ")[2] if first.kind == "parameter" else first.where
+    site = first.what.rpartition(" at ")[2] if " at " in first.what else first.where
     return keep_wide(audited, site)
 
 

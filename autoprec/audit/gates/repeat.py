@@ -20,9 +20,10 @@ _MAX_NAMED = 10
 def _check(audited: Audited, thresholds: Thresholds) -> Finding:
     legs = legs_of(thresholds)
     one, other = audited.runs.under_policy(legs), audited.runs.again(legs)
-    if one.end is None or other.end is None:
-        raised = one.error or other.error
-        return _fail(audited, f"the run under the policy raised {raised}", (EvidenceRecord(where="run", what=raised),))
+    one.require_finished()
+    other.require_finished()
+    assert one.end is not None
+    assert other.end is not None
     apart = apart_in_losses(one.losses, other.losses)
     differ = list(differences(load_checkpoint(one.end), load_checkpoint(other.end)))
     timed = _timed(audited, int(thresholds["rounds"]))

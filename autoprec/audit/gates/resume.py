@@ -13,8 +13,8 @@ _MAX_NAMED = 10
 def _check(audited: Audited, thresholds: Thresholds) -> Finding:
     legs = legs_of(thresholds)
     whole = audited.runs.under_policy(legs)
-    if whole.saved is None or whole.end is None:
-        return _failed(audited, f"the run under the policy raised {whole.error}")
+    whole.require_finished()
+    assert whole.end is not None
     resumed = audited.runs.resumed(legs)
     if resumed.end is None:
         return _failed(audited, f"the run that went on from the checkpoint raised {resumed.error}")

@@ -27,8 +27,10 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
     if unfit:
         return _failed(audited, fallback, f"the fallback cannot be installed: {unfit}", ())
     stayed = audited.runs.under_policy(legs)
-    if stayed.saved is None or stayed.broken_at is not None:
-        broke = stayed.error or f"loss {stayed.losses[(stayed.broken_at or 1) - 1]} at step {stayed.broken_at}"
+    stayed.require_finished()
+    assert stayed.saved is not None
+    if stayed.broken_at is not None:
+        broke = f"loss {stayed.losses[stayed.broken_at - 1]} at step {stayed.broken_at}"
         what = f"the run under the policy broke before there was anything to roll back to or compare with: {broke}"
         return _failed(audited, fallback, what, (EvidenceRecord(where="policy", what=broke),))
     # Back to the policy goes whoever fell back: the loss scale is the one that the policy had settled at.

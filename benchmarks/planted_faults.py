@@ -1,0 +1,129 @@
+"""Is every planted fault caught, and no healthy run refused: python benchmarks/planted_faults.py [--json FILE].
+
+Runs the rows of tests/faults/, each with every gate of its file or every detector of the guard, so that it shows what
+else fires beside the one that was meant; and the gates over examples and controls of tests/ under presets and policies
+that suit them. Exit 1 if a fault is missed or a healthy run is refused.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from autoprec.audit.audit import run_gates  # noqa: E402
+from autoprec.audit.audited import Audited  # noqa: E402
+from autoprec.audit.gates import GATES  # noqa: E402
+from autoprec.policy import LossScale, Policy, Rule, preset  # noqa: E402
+from autoprec.runtime.device import describe  # noqa: E402
+from autoprec.workload import load  # noqa: E402
+from tests.faults.fault import Fault  # noqa: E402
+
+FILES = ("audit_faults_a", "audit_faults_b", "guard_faults")
+# What a small or busy machine decides is no fault of a policy: those gates have planted faults of their own.
+OF_THE_MACHINE = frozenset({"capable", "speed", "memory", "cost"})
+
+
+def main() -> None:
+    """Print the table, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--only", default="", help="only what has this in its name")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    faults = [_row(fault, file) for file, fault in _faults() if options.only in fault.name]
+    healthy = [_healthy(*each) for each in _runs() if options.only in each[0]]
+    caught, alarms = sum(row["caught"] for row in faults), sum(len(row["false_alarms"]) for row in healthy)
+    found = {
+        "command": "python benchmarks/planted_faults.py --json reports/planted_faults.json",
+        "device": describe("cpu").name,
+        "torch": torch.__version__,
+        "num_faults": len(faults),
+        "num_caught": caught,
+        "num_healthy": len(healthy),
+        "num_false_alarms": alarms,
+        "faults": faults,
+        "healthy": healthy,
+    }
+    print(f"{caught} of {len(faults)} faults caught; {alarms} false alarms over {len(healthy)} healthy runs")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    sys.exit(caught < len(faults) or alarms > 0)
+
+
+def _faults() -> Iterator[tuple[str, Fault]]:
+    """Yield the rows of each file that is there."""
+    for name in FILES:
+        if find_spec(f"tests.faults.{name}") is not None:
+            for fault in importlib.import_module(f"tests.faults.{name}").FAULTS:
+                yield name, fault
+
+
+def _row(fault: Fault, file: str) -> dict[str, Any]:
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        fired = fault.run(Path(folder))
+    row = {
+        "name": fault.name,
+        "planted": fault.planted,
+        "file": file,
+        "meant_for": fault.meant_for,
+        "caught_by": sorted(fired),
+        "caught": fault.meant_for in fired,
+        "wall_s": round(time.perf_counter() - started, 1),
+    }
+    print(f"{'caught' if row['caught'] else 'MISSED'}  {fault.name}: {', '.join(row['caught_by'])}", flush=True)
+    return row
+
+
+def _low(*low: tuple[str, str], **settings: Any) -> Policy:
+    rules = (*(Rule(sites=sites, format=name) for sites, name in low), Rule(sites="*", format="fp32"))
+    return Policy(**{"name": ", ".join(f"{sites} in {name}" for sites, name in low), "rules": rules, **settings})
+
+
+def _runs() -> Iterator[tuple[str, Path, Policy]]:
+    """Yield what is healthy: examples with the few low sites that a CPU without units can afford, and controls."""
+    scaled = {"loss_scale": LossScale(kind="dynamic")}
+    policies = {
+        "examples/char_gpt.py": (_low(("*.mlp.1:gelu", "bf16")), _low(("*.mlp.1:gelu", "fp16"), **scaled)),
+        "examples/digits_vit.py": (_low(("head:linear", "bf16")), _low(("patches:conv2d", "fp16"), **scaled)),
+    }
+    for name, each in policies.items():
+        for policy in each:
+            yield f"{name}, {policy.name}", ROOT / name, policy
+    for path in sorted((ROOT / "tests" / "controls").glob("*.py")):
+        for name in ("autocast-bf16", "autocast-fp16"):
+            yield f"tests/controls/{path.name}, {name}", path, preset(name, "cpu")
+
+
+def _healthy(name: str, path: Path, policy: Policy) -> dict[str, Any]:
+    started = time.perf_counter()
+    audited = Audited(
+        loaded=load(str(path)), policy=policy, policy_file=None, rule_lines=(), device=describe("cpu"), seed=17, skip=2
+    )
+    gates = [gate for gate in GATES if gate.name not in OF_THE_MACHINE]
+    records = run_gates(gates, audited, {})
+    row = {
+        "name": name,
+        "gates": {record.gate: record.verdict for record in records},
+        "false_alarms": {record.gate: record.measured for record in records if record.verdict == "fail"},
+        "wall_s": round(time.perf_counter() - started, 1),
+    }
+    print(f"{'REFUSED' if row['false_alarms'] else 'quiet'}  {name} {row['false_alarms'] or ''}", flush=True)
+    return row
+
+
+if __name__ == "__main__":
+    main()
