@@ -121,7 +121,7 @@ def allowed(row: Threshold) -> str:
 
 
 def _number(value: float) -> str:
-    return scalar(int(value) if value.is_integer() else value)
+    return scalar(int(value) if float(value).is_integer() else value)
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:

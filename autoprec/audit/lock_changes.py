@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeAlias
 from autoprec.graph.folded_names import unfolded
 from autoprec.search.policy_lock import locked_sites
 
+_MOST_NAMES = 4
+
 Aspect: TypeAlias = Literal["architecture", "shapes", "device", "torch", "autocast", "flags"]
 
 
@@ -33,22 +35,51 @@ def lock_changes(then: Mapping[str, Any], now: Mapping[str, Any], *, torch_parts
     return tuple(found)
 
 
-def _sites(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
-    old, new = locked_sites(then), locked_sites(now)
-    yield from _came_and_went(map(str, old), map(str, new), "site")
+def _architecture(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    old, new = _names(then, then), _names(now, then)
+    for names, others, what in (
+        (old, new, "is gone"),
+        (new, old, "is new, and the policy was not tuned for it"),
+    ):
+        groups: dict[str, list[str]] = {}
+        known = _modules(others)
+        for name in (name for name in names if name not in others):
+            groups.setdefault(_outermost(name, known), []).append(name)
+        for where, found in groups.items():
+            yield Change(aspect="architecture", where=where, what=what + ("" if found == [where] else _told(found)))
 
 
-def _came_and_went(old: Iterable[str], new: Iterable[str], noun: str) -> Iterator[Change]:
-    old, new = tuple(old), tuple(new)
-    for name in (name for name in old if name not in set(new)):
-        yield Change(aspect="architecture", where=name, what=f"{noun} is gone")
-    for name in (name for name in new if name not in set(old)):
-        yield Change(aspect="architecture", where=name, what=f"{noun} is new, and the policy was not tuned for it")
+def _names(lock: Mapping[str, Any], told_by: Mapping[str, Any]) -> dict[str, None]:
+    """Return the sites and parameters of a lock, as far as another one tells of them."""
+    sites = map(str, locked_sites(lock)) if "sites" in told_by else ()
+    parameters = unfolded(lock["parameters"]) if "parameters" in told_by else ()
+    return dict.fromkeys((*sites, *parameters))
+
+
+def _modules(names: Iterable[str]) -> set[str]:
+    """Return the modules of sites and parameters, and those around them."""
+    return {".".join(path[: depth + 1]) for name in names for path in (_path(name),) for depth in range(len(path))}
+
+
+def _path(name: str) -> list[str]:
+    module, has_op, _ = name.partition(":")
+    return (module if has_op else name.rpartition(".")[0]).split(".")
+
+
+def _outermost(name: str, known: set[str]) -> str:
+    """Return the outermost module around a name that the other model lacks; the name where it has them all."""
+    path = _path(name)
+    prefixes = (".".join(path[: depth + 1]) for depth in range(len(path)))
+    return next((prefix for prefix in prefixes if prefix not in known), name)
+
+
+def _told(names: list[str]) -> str:
+    rest = len(names) - _MOST_NAMES
+    return f": {', '.join(names[:_MOST_NAMES])}" + (f" and {rest} more sites and parameters" if rest > 0 else "")
 
 
 def _parameters(then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
     old, new = unfolded(then["parameters"]), unfolded(now["parameters"])
-    yield from _came_and_went(old, new, "parameter")
     for name in (name for name in old if name in new and old[name] != new[name]):
         yield Change(aspect="shapes", where=name, what=_was(old[name], new[name]))
 
@@ -112,7 +143,7 @@ def _was(old: object, new: object) -> str:
 
 
 _FINDERS: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[Change]]] = {
-    "sites": _sites,
+    "sites": _architecture,
     "parameters": _parameters,
     "inputs": _inputs,
     "device": _device,

@@ -33,6 +33,9 @@ from autoprec.workload.batches import tensors_of
 MARGIN = 0.01
 SLOW_LIMIT = 20.0
 
+# A tie contains 1, but an interval that is wide enough contains everything: the median has to be near 1 too.
+_TIE_FLOOR = 0.9
+
 _WARMUP = 2
 _STEPS_PER_ROUND = 2
 _MIN_DEADLINE_S = 0.5  # a hiccup of the machine is no slow step
@@ -65,6 +68,12 @@ class Paired:
         """Return how many times faster than FP32 the policy is; None if it was not timed."""
         ours = self.times_s.get(_POLICY, ())
         return speedup(self.times_s[_REFERENCE], ours) if ours else None
+
+    @property
+    def is_tie(self) -> bool:
+        """Return whether the policy is as fast as FP32 within the spread, and about so by the median."""
+        ratio = self.speedup
+        return ratio is not None and ratio.high >= 1 and ratio.median >= _TIE_FLOOR
 
     @property
     def reference_step_s(self) -> float:
@@ -122,7 +131,7 @@ class _Side:
     def by_side(self, policy: Policy) -> Paired:
         """Return the pair, trained to the horizon or to where the policy has no hope."""
         protocol, runs = self._protocol, self._runs
-        before = {name: evaluated(protocol, run) for name, run in runs.items()}
+        before = evaluated(protocol, runs[_REFERENCE])  # the policy may be far too slow to be evaluated
         stopped = self._warm_up()
         while not stopped and runs[_POLICY].num_steps < protocol.horizon:
             self._round(min(_STEPS_PER_ROUND, protocol.horizon - runs[_POLICY].num_steps))
@@ -131,7 +140,7 @@ class _Side:
         memory = {} if stopped else {name: measure_memory(run) for name, run in runs.items()}
         curves = {
             name: Curve(
-                losses=tuple(run.losses[: protocol.horizon]), evaluate_before=before[name], evaluate_after=after[name]
+                losses=tuple(run.losses[: protocol.horizon]), evaluate_before=before, evaluate_after=after[name]
             )
             for name, run in runs.items()
         }

@@ -32,12 +32,12 @@ td.name { font-weight: 600; white-space: nowrap } td.verdict { white-space: nowr
 td.time { text-align: right; white-space: nowrap; color: var(--quiet); font-variant-numeric: tabular-nums }
 td p { margin: .15rem 0 0; font-size: .87rem; color: var(--quiet) }
 td.measured { overflow-wrap: anywhere }
-tr.none td.name, tr.none td.measured { color: var(--quiet); font-weight: 400 }
+tr.is-none td.name, tr.is-none td.measured { color: var(--quiet); font-weight: 400 }
 section.failure { margin: 0 0 1rem; padding: 1rem 1.25rem 1.1rem; background: var(--card);
   border-left: 3px solid var(--fail) }
 section.failure > p { margin: .15rem 0 0 }
 section.failure table { margin-top: .75rem; font-size: .9rem } section.failure td { padding-block: .3rem }
-section.failure td.where { width: 32%; overflow-wrap: anywhere }
+section.failure tr:last-child td { border-bottom: 0 } section.failure td.where { width: 32%; overflow-wrap: anywhere }
 .next { margin-top: .9rem !important; white-space: pre-wrap; overflow-wrap: anywhere }
 details { margin-top: 2.5rem } summary { cursor: pointer; font-weight: 600 }
 pre { overflow-x: auto; padding: 1rem; background: var(--card); white-space: pre-wrap; overflow-wrap: anywhere }
@@ -84,7 +84,7 @@ def _row(row: GateRow) -> str:
     kind = _CLASSES[row.state]
     notes = "".join(f"<p>{escape(note)}</p>" for note in row.notes)
     return (
-        f'<tr class="{kind}"><td class="name">{escape(row.gate)}<td class="verdict {kind}">{escape(row.verdict)}'
+        f'<tr class="is-{kind}"><td class="name">{escape(row.gate)}<td class="verdict {kind}">{escape(row.verdict)}'
         f'<td class="measured">{escape(row.measured)}<p>proves that {escape(row.proves)}</p>{notes}'
         f'<td class="quiet">{escape(row.threshold)}<td class="time">{escape(row.took)}</tr>\n'
     )

@@ -119,8 +119,14 @@ def _row(gate: GateRecord) -> GateRow:
 
 
 def threshold_text(gate: GateRecord) -> str:
-    """Return the threshold that the value of a gate was held against; an empty text without one."""
-    return "" if gate.threshold is None else f"{number_text(gate.threshold)} {gate.unit}".rstrip()
+    """Return the threshold that the value of a gate was held against; an empty text without one.
+
+    A unit may say which way it bounds after a comma: 2 in `x fp32, at most` is "at most 2 x fp32".
+    """
+    if gate.threshold is None:
+        return ""
+    unit, _, bound = gate.unit.partition(", ")
+    return " ".join(part for part in (bound, number_text(gate.threshold), unit) if part)
 
 
 def number_text(number: float | None) -> str:

@@ -21,7 +21,7 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
         measured=f"{what}; {has}",
         value=len(lacking),
         threshold=allowed,
-        unit="formats",
+        unit="formats, at most",
         evidence=lacking,
         advice=""
         if passed

@@ -39,7 +39,7 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
         measured=f"{paired.missed or found.reason}; seed {audited.seed}",
         value=found.upper_frac,
         threshold=found.margin,
-        unit="of the steps lost, upper bound",
+        unit="of the steps, at most",
         evidence=() if passed else _evidence(found, paired),
         advice="" if passed else _advice(audited, found, paired),
         notes=notes,

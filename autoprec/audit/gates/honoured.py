@@ -24,7 +24,7 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
         measured=measured,
         value=len(wrong),
         threshold=allowed,
-        unit="sites",
+        unit="sites, at most",
         evidence=tuple(_evidence(row) for row in wrong),
         advice=""
         if passed

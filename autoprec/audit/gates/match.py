@@ -28,7 +28,7 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
         measured=_measured(audited, faults, counts, then, now),
         value=len(faults),
         threshold=0,
-        unit="differences at most",
+        unit="differences, at most",
         evidence=faults,
         advice=_advice(audited, counts) if faults else "",
         notes=notes,

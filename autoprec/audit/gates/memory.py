@@ -26,7 +26,7 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
         measured=f"{ratio:.2f}x fp32: {bytes_text(ours.total_bytes)} beside {bytes_text(fp32.total_bytes)}",
         value=ratio,
         threshold=most,
-        unit="x fp32",
+        unit="x fp32, at most",
         evidence=() if passed else _parts(ours, fp32),
         advice=""
         if passed

@@ -22,10 +22,10 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
         f"{ratio.median:.2f}x fp32 ({ratio.low:.2f} to {ratio.high:.2f} in {ratio.num_rounds} rounds), "
         f"{seconds_text(step / ratio.median)} a step beside {seconds_text(step)}"
     )
-    is_tie = least == 1.0 and ratio.high >= 1.0
+    is_tie = least == 1.0 and paired.is_tie
     if ratio.low >= least or is_tie:
         measured += "; a tie" if ratio.low < least else ""
-        return Finding(verdict="pass", measured=measured, value=ratio.low, threshold=least, unit="x fp32, lower bound")
+        return Finding(verdict="pass", measured=measured, value=ratio.low, threshold=least, unit="x fp32, at least")
     return _failed(audited, measured, ratio.low, least)
 
 
@@ -35,7 +35,7 @@ def _failed(audited: Audited, measured: str, value: float, least: float) -> Find
         measured=measured,
         value=value,
         threshold=least,
-        unit="x fp32, lower bound",
+        unit="x fp32, at least",
         evidence=(EvidenceRecord(where="step time", what=measured, value=value, threshold=least),),
         advice=(
             f"see which policy is faster here: autoprec bench {audited.workload_name} --policy "
