@@ -32,36 +32,58 @@ from tests.faults.fault import Fault  # noqa: E402
 from tests.faults.planted import run_planted  # noqa: E402
 
 FILES = ("audit_faults_a", "audit_faults_b", "guard_faults")
+OF_FILES = ("match", "capable", "honoured", "fidelity", "speed", "memory", "cost")
 # What a small or busy machine decides is no fault of a policy: those gates have planted faults of their own.
 OF_THE_MACHINE = frozenset({"capable", "speed", "memory", "cost"})
 
 
 def main() -> None:
-    """Print the table, and write it as JSON."""
+    """Print the table, and write it as JSON, row by row: a run that is stopped is gone on with part by part."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("--json", type=Path, help="write the results here; rows that are not run again stay")
     parser.add_argument("--only", default="", help="only what has this in its name")
+    parser.add_argument("--part", choices=(*FILES, "healthy"), help="only the rows of this file, or the healthy runs")
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    faults = [_row(fault, file) for file, fault in _faults() if options.only in fault.name]
-    healthy = [_healthy(*each) for each in _runs() if options.only in each[0]]
-    caught, alarms = sum(row["caught"] for row in faults), sum(len(row["false_alarms"]) for row in healthy)
-    found = {
+    table: dict[str, dict[str, Any]] = {"faults": {}, "healthy": {}}
+    if options.json and options.json.exists():
+        stored = json.loads(options.json.read_text())
+        table = {key: {row["name"]: row for row in stored[key]} for key in table}
+    for key, row in _rows(options.only, options.part):
+        table[key][row["name"]] = row
+        if options.json:
+            options.json.write_text(json.dumps(_found(table), indent=1) + "\n")
+    found = _found(table)
+    print(
+        f"{found['num_caught']} of {found['num_faults']} faults caught; {found['num_false_alarms']} false alarms over "
+        f"{found['num_healthy']} healthy runs"
+    )
+    sys.exit(found["num_caught"] < found["num_faults"] or found["num_false_alarms"] > 0)
+
+
+def _found(table: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    faults, healthy = list(table["faults"].values()), list(table["healthy"].values())
+    return {
         "command": "python benchmarks/planted_faults.py --json reports/planted_faults.json",
         "device": describe("cpu").name,
         "torch": torch.__version__,
         "num_faults": len(faults),
-        "num_caught": caught,
+        "num_caught": sum(row["caught"] for row in faults),
         "num_healthy": len(healthy),
-        "num_false_alarms": alarms,
+        "num_false_alarms": sum(len(row["false_alarms"]) for row in healthy),
         "faults": faults,
         "healthy": healthy,
     }
-    print(f"{caught} of {len(faults)} faults caught; {alarms} false alarms over {len(healthy)} healthy runs")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-    sys.exit(caught < len(faults) or alarms > 0)
+
+
+def _rows(only: str, part: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    for file, fault in _faults():
+        if part in (None, file) and only in fault.name:
+            yield "faults", _row(fault, file)
+    for name, path, policy in _runs():
+        if part in (None, "healthy") and only in name:
+            yield "healthy", _healthy(name, path, policy)
 
 
 def _faults() -> Iterator[tuple[str, Fault]]:
@@ -76,7 +98,7 @@ def _of_files(row: Any) -> Fault:
     """Return a row of `tests/faults/audit_faults_a.py`, which plants in files and audits these, as a `Fault`."""
 
     def run(folder: Path) -> frozenset[str]:
-        return frozenset(record.gate for record in run_planted(row.how, folder).failed)
+        return frozenset(record.gate for record in run_planted(row.how, folder, only=OF_FILES).failed)
 
     return Fault(name=row.name, planted=row.planted, meant_for=row.gate, run=run)
 

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,7 @@ import torch
 
 from autoprec.audit.audit import run_gates
 from autoprec.audit.audited import Audited
-from autoprec.audit.gate import Gate
+from autoprec.audit.gate import Gate, Thresholds
 from autoprec.audit.gates.headroom import HEADROOM
 from autoprec.audit.gates.repeat import REPEAT
 from autoprec.audit.gates.resume import RESUME
@@ -66,10 +67,15 @@ def audited(planted: Planted, folder: Path) -> Audited:
     )
 
 
-def verdicts(planted: Planted, folder: Path, gates: Sequence[Gate] = tuple(GATES.values())) -> tuple[GateRecord, ...]:
-    """Return what gates say of what is planted."""
+def verdicts(
+    planted: Planted,
+    folder: Path,
+    thresholds: Thresholds = MappingProxyType({}),
+    gates: Sequence[Gate] = tuple(GATES.values()),
+) -> tuple[GateRecord, ...]:
+    """Return what gates say of what is planted; `thresholds` are those that all of them have."""
     with planted.around():
-        return run_gates(gates, audited(planted, folder), {})
+        return run_gates(gates, audited(planted, folder), {gate.name: thresholds for gate in gates})
 
 
 def failed(planted: Planted, folder: Path) -> frozenset[str]:

@@ -24,7 +24,7 @@ def _rows() -> Iterator[Any]:
 
 @pytest.mark.parametrize("row", _rows())
 def test_the_gate_meant_for_it_catches_it(row: Row, tmp_path: Path) -> None:
-    (found,) = verdicts(row.how, tmp_path, [GATES[row.meant_for]])
+    (found,) = verdicts(row.how, tmp_path, gates=[GATES[row.meant_for]])
     assert found.verdict == "fail", found
     assert row.says in " ".join((found.measured, *(f"{each.where} {each.what}" for each in found.evidence)))
     assert found.evidence
