@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from autoprec.workload import load  # noqa: E402
 from tests.faults.fault import Fault  # noqa: E402
 from tests.faults.planted import run_planted  # noqa: E402
 
-FILES = ("audit_faults_a", "audit_faults_b", "guard_faults")
+FILES = ("audit_faults_a", "audit_faults_b", "guard_faults")  # those that are there
 OF_FILES = ("match", "capable", "honoured", "fidelity", "speed", "memory", "cost")
 # What a small or busy machine decides is no fault of a policy: those gates have planted faults of their own.
 OF_THE_MACHINE = frozenset({"capable", "speed", "memory", "cost"})
@@ -91,7 +91,16 @@ def _faults() -> Iterator[tuple[str, Fault]]:
     for name in FILES:
         if find_spec(f"tests.faults.{name}") is not None:
             for fault in importlib.import_module(f"tests.faults.{name}").FAULTS:
-                yield name, fault if isinstance(fault, Fault) else _of_files(fault)
+                yield name, _KINDS[name](fault)
+
+
+def _of_loops(row: Any) -> Fault:
+    """Return a row of `tests/faults/guard_faults.py`, a loop under the guard, as a `Fault`."""
+
+    def run(_: Path) -> frozenset[str]:
+        return frozenset(detector for detector, _ in row.plant())
+
+    return Fault(name=row.name, planted=row.planted, meant_for=row.detector, run=run)
 
 
 def _of_files(row: Any) -> Fault:
@@ -101,6 +110,17 @@ def _of_files(row: Any) -> Fault:
         return frozenset(record.gate for record in run_planted(row.how, folder, only=OF_FILES).failed)
 
     return Fault(name=row.name, planted=row.planted, meant_for=row.gate, run=run)
+
+
+def _as_it_is(row: Fault) -> Fault:
+    return row
+
+
+_KINDS: dict[str, Callable[[Any], Fault]] = {
+    "audit_faults_a": _of_files,
+    "audit_faults_b": _as_it_is,
+    "guard_faults": _of_loops,
+}
 
 
 def _row(fault: Fault, file: str) -> dict[str, Any]:
