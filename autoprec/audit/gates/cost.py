@@ -6,6 +6,7 @@ from autoprec.audit.audited import Audited
 from autoprec.audit.gate import Finding, Gate, Threshold, Thresholds
 from autoprec.audit.paired import Paired
 from autoprec.measure import Ratio
+from autoprec.measure.step_time import MIN_ROUNDS
 from autoprec.records.audit import EvidenceRecord
 
 _SAMPLES = 1e6
@@ -21,8 +22,8 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
             notes=(note,) if note else (),
         )
     ratio, most = paired.speedup, thresholds["max_ratio"]
-    if ratio is None:
-        why = f"{', '.join(paired.emulated)} is emulated" if paired.emulated else paired.stopped
+    if ratio is None or ratio.num_rounds < MIN_ROUNDS:
+        why = f"{', '.join(paired.emulated)} is emulated" if paired.emulated else paired.stopped or "too few rounds"
         return Finding(verdict="not-applicable", measured=f"not timed: {why}")
     before = price / 3600 * paired.reference_step_s / paired.num_samples * _SAMPLES
     after, low, high = (before / each if each else math.inf for each in (ratio.median, ratio.high, ratio.low))

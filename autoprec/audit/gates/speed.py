@@ -2,6 +2,7 @@
 
 from autoprec.audit.audited import Audited
 from autoprec.audit.gate import Finding, Gate, Threshold, Thresholds
+from autoprec.measure.step_time import MIN_ROUNDS
 from autoprec.records.audit import EvidenceRecord
 from autoprec.records.units import seconds_text
 
@@ -17,6 +18,8 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
     ratio = paired.speedup
     if ratio is None:
         return _failed(audited, f"not timed: {paired.stopped}", 0.0, least)
+    if ratio.num_rounds < MIN_ROUNDS:
+        return _too_few_rounds(audited, ratio.num_rounds)
     step = paired.reference_step_s
     measured = (
         f"{ratio.median:.2f}x fp32 ({ratio.low:.2f} to {ratio.high:.2f} in {ratio.num_rounds} rounds), "
@@ -27,6 +30,19 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
         measured += "; a tie" if ratio.low < least else ""
         return Finding(verdict="pass", measured=measured, value=ratio.low, threshold=least, unit="x fp32, at least")
     return _failed(audited, measured, ratio.low, least)
+
+
+def _too_few_rounds(audited: Audited, rounds: int) -> Finding:
+    if audited.paired.stopped:
+        return Finding(verdict="not-applicable", measured=f"not timed: {audited.paired.stopped}")
+    return Finding(
+        verdict="fail",
+        measured=f"{rounds} rounds bound no speed-up, and {MIN_ROUNDS} are needed",
+        value=rounds,
+        threshold=MIN_ROUNDS,
+        unit="rounds, at least",
+        advice=f"train longer: write {{horizon: 100}} under fidelity in {audited.gates_name} and audit again",
+    )
 
 
 def _failed(audited: Audited, measured: str, value: float, least: float) -> Finding:
