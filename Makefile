@@ -49,6 +49,7 @@ bench: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost_model.py --json reports/cost_model.json
 	$(BIN)/python benchmarks/zoo_speed.py --json reports/zoo_speed.json
 	$(BIN)/python benchmarks/limit.py --json reports/limit.json
+	$(BIN)/python benchmarks/planted_faults.py --json reports/planted_faults.json
 
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autoprec.records.planner import PlannerRecord
-from autoprec.records.run import ChosenRecord, FidelityRecord, RunRecord, TrialRecord
-from autoprec.report.quantities import (
+from autoprec.records.quantities import (
     bytes_text,
     count_text,
     interval_text,
@@ -15,6 +14,7 @@ from autoprec.report.quantities import (
     seconds_text,
     times_text,
 )
+from autoprec.records.run import ChosenRecord, FidelityRecord, RunRecord, TrialRecord
 from autoprec.search.decide import faithful_baselines, speedup_of
 
 _ENDED_EARLY = {"pruned": "ended early", "failed": "failed"}

@@ -2,8 +2,8 @@
 
 import pytest
 
+from autoprec.records.quantities import bytes_text, count_text, interval_text, percent_text, seconds_text, times_text
 from autoprec.records.run import Interval
-from autoprec.report.quantities import bytes_text, count_text, interval_text, percent_text, seconds_text, times_text
 
 RATIO = Interval(value=1.404, low=1.3, high=1.496)
 
