@@ -164,8 +164,8 @@ class _Side:
         for _ in range(_WARMUP):
             seconds = self._step(_REFERENCE)
             limit = max(SLOW_LIMIT * seconds, _MIN_DEADLINE_S)
-            policy = self._runs[_POLICY]
-            if policy.emulated or policy.precision.policy.compile != AS_GIVEN:  # a mode that watches would be compiled in
+            run = self._runs[_POLICY]
+            if run.emulated or run.precision.policy.compile != AS_GIVEN:  # the mode that watches would be compiled in
                 self._step(_POLICY)
                 continue
             try:
