@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autoprec.audit.agreement import held_against_former
 from autoprec.audit.audit import run_gates
 from autoprec.audit.audited import Audited
 from autoprec.audit.gates import GATES
@@ -177,11 +178,13 @@ def audit(options: AuditOptions, observer: Observer | None = None) -> AuditRecor
         watch.stage("recording")
         audited = _audited(options, file, loaded, device)
         verdicts = run_gates(gates, audited, file.thresholds, off=file.off, observer=watch)
-        found = audit_record(
-            audited, verdicts, policy=str(options.policy), record_file=run_dir / "audit.json", started=started
+        file_of_record = run_dir / "audit.json"
+        found = held_against_former(
+            audit_record(audited, verdicts, policy=str(options.policy), record_file=file_of_record, started=started),
+            file_of_record,
         )
         with uninterrupted():
-            save_audit(found, run_dir / "audit.json")
+            save_audit(found, file_of_record)
         return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoprec.audit.paired import Paired, train_paired
+from autoprec.audit.runs import Runs
 from autoprec.capture import Recording, record
 from autoprec.errors import AutoprecError, WorkloadError
 from autoprec.measure import Training
@@ -51,6 +52,11 @@ class Audited:
         """
         seed = self.evidence.get("seed")
         return record(self.loaded.workload, device=self.device.kind, seed=seed if type(seed) is int else self.seed)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """Return the runs that gates share."""
+        return Runs(self)
 
     @cached_property
     def resolved(self) -> ResolvedPolicy:

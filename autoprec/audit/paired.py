@@ -165,7 +165,7 @@ class _Side:
             seconds = self._step(_REFERENCE)
             limit = max(SLOW_LIMIT * seconds, _MIN_DEADLINE_S)
             run = self._runs[_POLICY]
-            if run.emulated or run.precision.policy.compile != AS_GIVEN:  # a deadline would have it compiled once more
+            if run.emulated or run.precision.policy.compile != AS_GIVEN:  # the mode that watches would be compiled in
                 self._step(_POLICY)
                 continue
             try:

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from autoprec.records.audit import AuditRecord, EvidenceRecord, GateRecord
-from autoprec.records.units import seconds_text
+from autoprec.records.quantities import seconds_text
 
 _MOST_EVIDENCE = 6
 _VERDICTS = {"pass": "pass", "fail": "FAIL", "not-applicable": "n/a"}

@@ -12,6 +12,7 @@ from autoprec.policy import Policy, preset
 from autoprec.records.run import Interval, VerificationRecord
 from autoprec.runtime.matmul_precision import restore, set_float32_matmul
 from autoprec.search.objective import Chaos, Protocol, fidelity_record, interval_of
+from autoprec.search.same_arithmetic import settled
 from autoprec.workload.origin import origin
 from autoprec.workload.seeding import seeded
 
@@ -66,6 +67,7 @@ class Prover:
             margin=self.protocol.margin,
             chaos=None if chaos is None else chaos[:length],
         )
+        fidelity = settled(fidelity, self.protocol.train, policy, self.protocol.device)
         missed = evaluate_missed(reference, candidate)
         return replace(
             blank,

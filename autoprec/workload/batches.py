@@ -30,6 +30,11 @@ def to_device(batch: Any, device: "torch.device | str") -> Any:
     return _mapped(batch, lambda tensor: tensor.to(device), lambda leaf: _moved(leaf, device))
 
 
+def map_tensors(batch: Any, change: "Callable[[torch.Tensor], torch.Tensor]") -> Any:
+    """Return `batch` rebuilt with `change` of every tensor in it; the batch itself is left as it is."""
+    return _mapped(batch, change, copy.deepcopy)
+
+
 def load_batches(workload: Workload, count: int, device: "torch.device | str") -> tuple[Any, ...]:
     """Return the first `count` batches of the workload on `device`, as copies that belong to the caller.
 
@@ -123,7 +128,7 @@ def _difference(first: Any, again: Any) -> str:
     for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if one.dtype != other.dtype or one.shape != other.shape:
             return f"tensor {index}: {_kind(one)}, then {_kind(other)}"
-        if not _same_bits(one, other.detach().to("cpu")):
+        if not same_bits(one, other.detach().to("cpu")):
             return f"tensor {index}, {_kind(one)}, has other values"
     return ""
 
@@ -132,7 +137,7 @@ def _kind(tensor: "torch.Tensor") -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _same_bits(one: "torch.Tensor", other: "torch.Tensor") -> bool:
+def same_bits(one: "torch.Tensor", other: "torch.Tensor") -> bool:
     """Return whether two tensors hold the same bytes; NaN equals NaN, and -0 differs from 0."""
     import torch
 

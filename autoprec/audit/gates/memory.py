@@ -4,7 +4,7 @@ from autoprec.audit.audited import Audited
 from autoprec.audit.gate import Finding, Gate, Threshold, Thresholds
 from autoprec.measure import MemoryUse
 from autoprec.records.audit import EvidenceRecord
-from autoprec.records.units import bytes_text
+from autoprec.records.quantities import bytes_text
 
 _PARTS = {
     "parameter_bytes": "parameters and buffers",

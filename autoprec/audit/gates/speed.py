@@ -4,7 +4,7 @@ from autoprec.audit.audited import Audited
 from autoprec.audit.gate import Finding, Gate, Threshold, Thresholds
 from autoprec.measure.step_time import MIN_ROUNDS
 from autoprec.records.audit import EvidenceRecord
-from autoprec.records.units import seconds_text
+from autoprec.records.quantities import seconds_text
 
 
 def _check(audited: Audited, thresholds: Thresholds) -> Finding:
