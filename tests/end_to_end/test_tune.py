@@ -115,7 +115,7 @@ def test_tune_writes_a_policy_a_record_and_a_study_and_bench_measures_the_policy
 
     monkeypatch.chdir(folder)
     monkeypatch.delitem(sys.modules, "mlp", raising=False)
-    assert main("audit mlp.py --policy policy.yaml --device cpu --only match --json".split()) == 0
+    assert main(["audit", "mlp.py", "--policy", "policy.yaml", "--device", "cpu", "--only", "match", "--json"]) == 0
     (match,) = json.loads(capsys.readouterr().out)["gates"]
     assert (match["verdict"], match["notes"]) == ("pass", []), match
 
