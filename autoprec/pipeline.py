@@ -96,6 +96,8 @@ def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
             places.run_dir / "fronts.json",
             resumes=stored is not None,
         )
+        for note in subject.notes:
+            watch.note(f"left out for lack of time: {note}")
         watch.stage("fp32")
         objective, prover = train_fp32(subject, horizon=stored, budget_s=options.budget_s)
         study = resume_or_start(subject, objective, places, watch)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from autoprec.records.planner import PlannerRecord
+from autoprec.records.planner import MinimalRecord, PlannerRecord
 
 SCHEMA_VERSION = 1
 
@@ -12,6 +12,7 @@ TrialKind: TypeAlias = Literal["baseline", "plan", "search", "policy"]
 TrialState: TypeAlias = Literal["complete", "pruned", "failed", "duplicate", "running", "waiting"]
 FidelityVerdict: TypeAlias = Literal["faithful", "unfaithful", "inconclusive"]
 Verdict: TypeAlias = Literal["improved", "tie", "baseline"]
+SearchEnd: TypeAlias = Literal["budget", "trials", "exhausted", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,11 +147,12 @@ class VerificationRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptRecord:
-    """Sites the written policy keeps in FP32, grouped by pattern, and why."""
+    """Sites the written policy keeps in FP32, by pattern, and why; `price_frac` is their predicted cost, in steps."""
 
     sites: str
     num_sites: int
     why: str
+    price_frac: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,6 +176,7 @@ class ChosenRecord:
 class RunRecord:
     """Everything one run measured. Units: seconds and bytes, as the names say.
 
+    `search_ended` says what ended the search: the time, the number of trials, or that nothing new was proposed.
     `chaos_losses` are those of FP32 runs whose weights were nudged by one rounding of the format that is the key.
     """
 
@@ -200,6 +203,8 @@ class RunRecord:
     interrupted: bool
     wall_s: float
     planner: PlannerRecord | None = None
+    minimal: MinimalRecord | None = None
+    search_ended: SearchEnd | None = None
 
     @property
     def baselines(self) -> tuple[TrialRecord, ...]:

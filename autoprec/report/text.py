@@ -70,8 +70,8 @@ def _trials(rows: tuple[TrialRow, ...]) -> list[RenderableType]:
 
 def _kept(view: RunView) -> Table:
     table = Table.grid(padding=(0, 2))
-    for _ in range(3):
+    for _ in range(4):
         table.add_column(overflow="fold")
     for row in view.kept:
-        table.add_row(Text(f"  {row.sites}"), Text(row.count, style="dim"), Text(row.why))
+        table.add_row(Text(f"  {row.sites}"), Text(row.count, style="dim"), Text(row.price), Text(row.why))
     return table

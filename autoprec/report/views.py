@@ -2,15 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoprec.records.planner import PlannerRecord
-from autoprec.records.run import ChosenRecord, FidelityRecord, Interval, RunRecord, TrialRecord
+from autoprec.records.planner import minimal_name
+from autoprec.records.run import ChosenRecord, FidelityRecord, Interval, KeptRecord, RunRecord, TrialRecord
+from autoprec.report.quantities import bytes_text, count_text, percent_text, seconds_text
+from autoprec.report.run_facts import measured_trials, num_measured, run_facts
 from autoprec.search.decide import faithful_baselines, speedup_of
-
-_ENDED_EARLY = {"pruned": "ended early", "failed": "failed"}
-_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +32,7 @@ class KeptRow:
     sites: str
     count: str
     why: str
+    price: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ def run_view(record: RunRecord) -> RunView:
     others = sorted((trial for trial in measured_trials(record) if trial.kind != "baseline"), key=_fastest_first)[:5]
     return RunView(
         headline=headline(record),
-        facts=_facts(record),
+        facts=run_facts(record),
         baselines_title=_baselines_title(record),
         baselines=tuple(_trial_row(trial, record) for trial in record.baselines),
         best_title=_best_title(record, others),
@@ -78,7 +78,7 @@ def headline(record: RunRecord) -> str:
     """Return the outcome of a run in one sentence."""
     chosen = record.chosen
     if chosen is None:
-        return f"{record.workload}: {_num_measured(record)} measured on {record.device.name}"
+        return f"{record.workload}: {num_measured(record)} measured on {record.device.name}"
     state = "" if chosen.verified else ", not verified: the run was interrupted" * record.interrupted
     rival = _rival(record, chosen)
     if record.verdict == "improved":
@@ -120,50 +120,13 @@ def best_line(trial: TrialRecord) -> str:
 
 def proven_fidelity(record: RunRecord, trial: TrialRecord | None) -> FidelityRecord | None:
     """Return the fidelity that counts for the written policy: the verification's if there is one."""
+    name = "" if record.chosen is None else record.chosen.name
+    if record.minimal is not None and record.minimal.removed:
+        name = minimal_name(name)
     for verification in record.verification:
-        if record.chosen is not None and verification.name == record.chosen.name and verification.passed:
+        if verification.name == name and verification.passed:
             return verification.fidelity or (None if trial is None else trial.fidelity)
     return None if trial is None else trial.fidelity
-
-
-def _facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
-    states = [trial.state for trial in measured_trials(record)]
-    measured = f"{_num_measured(record)} in {seconds_text(record.wall_s)}"
-    details = [f"{states.count(state)} {word}" for state, word in _ENDED_EARLY.items() if state in states]
-    graph = record.graph
-    return (
-        ("workload", f"{record.workload}: {graph.num_sites} sites, {graph.num_nodes} nodes, graph {graph.fingerprint}"),
-        ("device", f"{record.device.name} ({record.device.kind}), torch {record.versions.get('torch', '?')}"),
-        ("measured", f"{measured}, {record.horizon} steps each" + (f"; {', '.join(details)}" if details else "")),
-        *_planned(record.planner),
-    )
-
-
-def _planned(planner: PlannerRecord | None) -> Iterator[tuple[str, str]]:
-    """Yield what the search began with: the predicted plans, and what was measured to make them."""
-    if planner is None:
-        return
-    units = sum(each.num_measured for each in planner.errors.values())
-    sources = f"times of {_count(planner.num_signatures, 'op', 'ops')} and errors of {_count(units, 'group', 'groups')}"
-    if not planner.plans:
-        yield "planned", f"nothing: by the {sources}, no site is faster low"
-        return
-    best = max(planner.plans, key=lambda plan: plan.saved_s)
-    number = _count(len(planner.plans), "plan", "plans")
-    yield (
-        "planned",
-        f"{number} from the {sources}; the fastest saves {1e3 * best.saved_s:.3g} ms a step with "
-        f"{best.num_low_sites} sites in {best.low}, predicted",
-    )
-
-
-def measured_trials(record: RunRecord) -> tuple[TrialRecord, ...]:
-    """Return the trials that are policies of their own."""
-    return tuple(trial for trial in record.trials if trial.state != "duplicate")
-
-
-def _num_measured(record: RunRecord) -> str:
-    return _count(len(measured_trials(record)), "policy", "policies")
 
 
 def _baselines_title(record: RunRecord) -> str:
@@ -221,7 +184,15 @@ def _kept_title(record: RunRecord) -> str:
 
 def _kept(record: RunRecord) -> tuple[KeptRow, ...]:
     rows = () if record.chosen is None else record.chosen.kept
-    return tuple(KeptRow(sites=row.sites, count=_count(row.num_sites, "site"), why=row.why) for row in rows)
+    return tuple(
+        KeptRow(sites=row.sites, count=count_text(row.num_sites, "site"), why=row.why, price=_price(row))
+        for row in rows
+    )
+
+
+def _price(row: KeptRecord) -> str:
+    """Return what FP32 is predicted to cost at some sites; a site that a low format would slow down costs nothing."""
+    return "" if row.price_frac is None or row.price_frac < 0 else f"{percent_text(row.price_frac)} of a step"
 
 
 def _proof(record: RunRecord) -> tuple[tuple[str, str], ...]:
@@ -240,18 +211,25 @@ def _proof(record: RunRecord) -> tuple[tuple[str, str], ...]:
         lines.append(("fidelity", "strict fp32 is the reference itself"))
     elif fidelity is not None and record.chosen is not None:
         lines.append(("fidelity", fidelity.reason or fidelity.verdict))
-    if trial is not None and trial.memory is not None:
-        lines.append(("memory", _memory_change(record, trial)))
+    held = written_bytes(record, trial)
+    if held is not None:
+        lines.append(("memory", _memory_change(record, held)))
     return tuple(lines)
 
 
-def _memory_change(record: RunRecord, trial: TrialRecord) -> str:
-    assert trial.memory is not None
-    text = f"{bytes_text(trial.memory.total_bytes)} for one copy"
+def written_bytes(record: RunRecord, trial: TrialRecord | None) -> int | None:
+    """Return what one copy of a run holds under the policy that is written; `trial` is that of the winner."""
+    if record.minimal is not None and record.minimal.memory_bytes is not None:
+        return record.minimal.memory_bytes
+    return None if trial is None or trial.memory is None else trial.memory.total_bytes
+
+
+def _memory_change(record: RunRecord, held: int) -> str:
+    text = f"{bytes_text(held)} for one copy"
     fp32 = next((each.memory for each in record.baselines if each.name == "fp32"), None)
     if fp32 is None or fp32.total_bytes == 0:
         return text
-    return f"{text}, {trial.memory.total_bytes / fp32.total_bytes:.2f} times that of fp32"
+    return f"{text}, {held / fp32.total_bytes:.2f} times that of fp32"
 
 
 def _usage(record: RunRecord) -> tuple[str, ...]:
@@ -287,11 +265,7 @@ def _speedup_text(trial: TrialRecord) -> str:
 
 
 def _skipped(trial: TrialRecord) -> str:
-    return f"{_count(trial.num_skipped, 'step')} skipped by the loss scale" if trial.num_skipped else ""
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+    return f"{count_text(trial.num_skipped, 'step')} skipped by the loss scale" if trial.num_skipped else ""
 
 
 def _times(interval: Interval | None) -> str:
@@ -305,28 +279,8 @@ def _with_interval(interval: Interval) -> str:
 def _fidelity(fidelity: FidelityRecord) -> str:
     if not math.isfinite(fidelity.steps_lost_frac):
         return fidelity.verdict
-    return f"{fidelity.verdict}, {_percent(fidelity.steps_lost_frac)} lost"
+    return f"{fidelity.verdict}, {percent_text(fidelity.steps_lost_frac)} lost"
 
 
 def _steps_lost(fidelity: FidelityRecord) -> str:
-    return _percent(fidelity.steps_lost_frac) if math.isfinite(fidelity.steps_lost_frac) else "-"
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.2g} %"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time in the unit that fits it, in three digits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def bytes_text(number: int) -> str:
-    """Return a size in the unit that fits it, in three digits."""
-    for unit, size in _BYTES:
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number} B"
+    return percent_text(fidelity.steps_lost_frac) if math.isfinite(fidelity.steps_lost_frac) else "-"

@@ -29,8 +29,7 @@ class Layout:
     `layer` maps a site to the key of the layer choice it follows. `marks` are by (site, format). `searched` are the
     sites that default to FP32 and that the space allows to lower. `origin` maps a site that defaults to FP32 because
     it reads such a result to the site that made it. `groups` are globs that rules may use, general ones first.
-    `fronts` holds for each low format the sites that run low in each plan of its front, the fastest first; `gains` the
-    seconds that the ops of each site save in it.
+    `fronts` holds for each low format the sites that run low in each plan of its front, the fastest first.
     """
 
     layer: Mapping[Site, str]
@@ -39,7 +38,6 @@ class Layout:
     origin: Mapping[Site, Site]
     groups: tuple[Group, ...]
     fronts: Mapping[str, tuple[frozenset[Site], ...]] = field(default_factory=dict)
-    gains: Mapping[str, Mapping[Site, float]] = field(default_factory=dict)
 
     @property
     def sites(self) -> tuple[Site, ...]:

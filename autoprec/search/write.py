@@ -11,13 +11,16 @@ from typing import Any, Literal
 import autoprec
 from autoprec.policy import save_policy
 from autoprec.records import save_record
-from autoprec.records.run import DeviceRecord, GraphRecord, RunRecord, TrialRecord
+from autoprec.records.planner import PlannerRecord
+from autoprec.records.run import DeviceRecord, GraphRecord, RunRecord, TrialRecord, VerificationRecord
 from autoprec.search.budget import Budget
 from autoprec.search.objective import Objective
 from autoprec.search.places import Places
+from autoprec.search.prices import Prices
 from autoprec.search.result import chosen_record, policy_of_outcome
 from autoprec.search.search import Found
 from autoprec.search.subject import Subject
+from autoprec.search.trial_costs import with_trial_errors
 from autoprec.workload.origin import shown
 
 _PACKAGES = ("torch", "optuna", "networkx", "scipy")
@@ -46,6 +49,8 @@ def write_results(
         "versions": dict(blank.versions),
         "interrupted": found.interrupted,
     }
+    model = subject.catalog.cost_model
+    prices = Prices(model=None if model is None else model.calibrated(objective.step_s))
     policy = policy_of_outcome(
         found.outcome,
         subject.catalog,
@@ -53,12 +58,16 @@ def write_results(
         name=subject.loaded.name,
         sites=subject.op_graph.sites(),
         evidence=evidence,
+        prices=prices,
+        minimal=found.minimal,
     )
     record = replace(
         blank,
         verdict=found.outcome.verdict,
-        chosen=chosen_record(found.outcome, subject.catalog, policy),
-        verification=found.checks,
+        chosen=chosen_record(found.outcome, subject.catalog, policy, prices, found.minimal),
+        verification=(*found.checks, *_minimal_checks(found)),
+        minimal=None if found.minimal is None else found.minimal.record,
+        search_ended=found.ended,
         policy_file=None if places.policy is None else str(places.policy),
         study=places.storage.replace(f"{Path.cwd()}/", ""),  # as a relative URL where it can be one
         interrupted=found.interrupted,
@@ -67,6 +76,14 @@ def write_results(
     if places.policy is not None:
         save_policy(policy, places.policy)
     return record
+
+
+def _minimal_checks(found: Found) -> tuple[VerificationRecord, ...]:
+    """Return the verification of what was written, where that is less than the winner."""
+    minimal = found.minimal
+    if minimal is None or minimal.check is None:
+        return ()
+    return (replace(minimal.check, versus_baseline=minimal.versus_best),)
 
 
 def run_record(
@@ -115,8 +132,16 @@ def run_record(
         study=None,
         interrupted=False,
         wall_s=wall_s,
-        planner=None if subject.fronts is None else subject.fronts.record(),
+        planner=_planner(subject, objective, trials),
     )
+
+
+def _planner(subject: Subject, objective: Objective, trials: tuple[TrialRecord, ...]) -> PlannerRecord | None:
+    """Return what the search began with, held against what it measured; None where it began with nothing."""
+    if subject.fronts is None:
+        return None
+    record = replace(subject.fronts.record(), notes=subject.notes)
+    return with_trial_errors(record, subject.catalog, trials, objective.step_s)
 
 
 def versions() -> Mapping[str, str]:
