@@ -44,6 +44,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/examples.py --json reports/examples.json
 	$(BIN)/python benchmarks/planner.py --json reports/planner.json
 	$(BIN)/python benchmarks/fidelity.py --json reports/fidelity.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/search_efficiency.py --json reports/search_efficiency.json
 
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu
