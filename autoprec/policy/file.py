@@ -10,7 +10,7 @@ from typing import Any
 from autoprec.errors import PolicyFileError
 from autoprec.files import write_text
 from autoprec.policy.parameters import Parameters
-from autoprec.policy.policy import Float8, LossScale, Policy, Rule
+from autoprec.policy.policy import COMPANIONS, Float8, LossScale, Policy, Rule
 from autoprec.policy.yaml_nodes import Entry, compose
 from autoprec.policy.yaml_text import aligned, flow, quoted, scalar
 
@@ -26,6 +26,7 @@ _KEYS = (
     "loss_scale",
     "memory_format",
     "optimizer",
+    "compile",
     "outputs",
     "rules",
     "fallback",
@@ -63,7 +64,7 @@ def dump_policy(policy: Policy) -> str:
         "float32_matmul",
         *(("float8",) if policy.float8 != Float8() else ()),
         "loss_scale",
-        *(name for name in ("memory_format", "optimizer") if plain[name] != "as_given"),
+        *(name for name in COMPANIONS if plain[name] != "as_given"),
         "outputs",
     )
     lines += [f"{key}: {flow(plain[key])}" for key in settings]
@@ -96,6 +97,7 @@ def to_plain(policy: Policy) -> dict[str, Any]:
         "loss_scale": _loss_scale_plain(policy.loss_scale),
         "memory_format": policy.memory_format,
         "optimizer": policy.optimizer,
+        "compile": policy.compile,
         "outputs": policy.outputs,
         "rules": [_rule_plain(rule) for rule in policy.rules],
         "fallback": _rule_plain(policy.fallback),
@@ -173,6 +175,7 @@ def _policy(root: Entry) -> Policy:
         "loss_scale": _loss_scale,
         "memory_format": lambda entry: entry.text("memory_format"),
         "optimizer": lambda entry: entry.text("optimizer"),
+        "compile": lambda entry: entry.text("compile"),
         "outputs": lambda entry: entry.text("outputs"),
         "fallback": lambda entry: _rule(entry, "fallback"),
         "evidence": _evidence,

@@ -14,6 +14,7 @@ from autoprec.policy import Policy
 from autoprec.runtime import checkpoint
 from autoprec.runtime.actions import Actions
 from autoprec.runtime.checkpointing import keep_frames
+from autoprec.runtime.compilation import Compilation
 from autoprec.runtime.forwards import replace_forward, restore_forward
 from autoprec.runtime.fused import check_fused, fuse
 from autoprec.runtime.loss_scale import BoundedGradScaler
@@ -50,6 +51,7 @@ class Precision:
         self.scaler = BoundedGradScaler(device, policy.loss_scale, self._parameters)
         self._told_collapse = False
         self.layout = WeightLayout(policy.memory_format)
+        self.compilation = Compilation(policy)
         self.storage = ParameterStorage(policy.parameters)
         self._release_matmul: Callable[[], object] = lambda: None
         self._wrapped: tuple[nn.Module, ...] = ()
@@ -79,6 +81,7 @@ class Precision:
         twin.scaler.load_state_dict(self.scaler.state_dict())
         if self.is_installed:
             twin._claim_matmul()
+            twin.compilation.compile(twin.model, self.device)
         return twin
 
     def __reduce__(self) -> Any:
@@ -148,8 +151,12 @@ class Precision:
         self.model.__dict__[APPLIED] = self
         self._claim_matmul()
         self.layout.lay_out(self.model)
-        if not self.casts:
-            return
+        if self.casts:
+            self._install_casts()
+        self.compilation.compile(self.model, self.device)
+
+    def _install_casts(self) -> None:
+        """Store parameters as the policy says, and have the modules cast what enters their sites."""
         self.storage.lower(self.model)
         keep_frames(checkpointed_in_frame)
         refuse_symbolic_tracing()
@@ -167,6 +174,7 @@ class Precision:
         self.kept_casts.clear()
         for module in (*self.model.modules(), *self._wrapped):  # some may have been exchanged since
             restore_forward(module)
+        self.compilation.restore()
         self.storage.restore()
         self.layout.restore()
         self._release_matmul()

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from autoprec.analysis.reduction import reduced
 from autoprec.graph.site import Site
 from autoprec.ops import lookup
-from autoprec.policy import Policy, Rule
+from autoprec.policy import AS_GIVEN, COMPANIONS, Policy, Rule
 from autoprec.records.planner import MinimalRecord, minimal_name
 from autoprec.records.run import Interval, MemoryRecord, VerificationRecord
 from autoprec.search.choices import FP32, targets_of
@@ -32,7 +32,7 @@ _WORTH_FRAC = 0.001
 _SURELY_NO_SLOWER = 0.99
 _PREDICTED = "predicted"
 # Settings beside the formats that a policy can do without, and what it has then.
-_SETTINGS: Mapping[str, Any] = {"memory_format": "as_given", "optimizer": "as_given", "float32_matmul": "ieee"}
+_SETTINGS: Mapping[str, Any] = {**dict.fromkeys(COMPANIONS, AS_GIVEN), "float32_matmul": "ieee"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from autoprec.graph.site import Site
-from autoprec.policy import FLOAT8, INSIDE_FP32, Policy, resolve
+from autoprec.policy import AS_GIVEN, FLOAT8, INSIDE_FP32, Policy, resolve
 from autoprec.search.cost_model import CostModel
 
-_PLAIN = frozenset({"fp32", "as_given", "promote", FLOAT8, *INSIDE_FP32})
+_PLAIN = frozenset({"fp32", AS_GIVEN, "promote", FLOAT8, *INSIDE_FP32})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,8 @@ class Prices:
 
     def step_s(self, formats: Mapping[Site, str], settings: Policy) -> float | None:
         """Return the predicted step time; None where ops were not timed in a format or under a setting."""
-        if self.model is None or settings.memory_format != "as_given" or settings.float32_matmul != "ieee":
+        is_plain = settings.memory_format == settings.compile == AS_GIVEN and settings.float32_matmul == "ieee"
+        if self.model is None or not is_plain:
             return None
         if not set(formats.values()) <= {"fp32", "as_given", "promote", *self.model.op_times.formats}:
             return None

@@ -35,6 +35,7 @@ def identity_of(subject: Subject, horizon: int) -> Mapping[str, str | int | floa
     """Return what a study is about: a run is resumed only if all of it is the same."""
     choices = repr([(row.name, row.values) for row in subject.rows])
     fronts = subject.catalog.layout.fronts
+    marks = repr(sorted((str(site), low, each.verdict) for (site, low), each in subject.catalog.layout.marks.items()))
     plans = repr([(low, [sorted(map(str, sites)) for sites in fronts[low]]) for low in sorted(fronts)])
     return {
         "graph": subject.op_graph.fingerprint(),
@@ -45,6 +46,7 @@ def identity_of(subject: Subject, horizon: int) -> Mapping[str, str | int | floa
         "horizon": horizon,
         "space": replace(subject.space, horizon=horizon).fingerprint(),
         "choices": _hash(choices),
+        "marks": _hash(marks),  # a choice keeps in FP32 what they say; a deadline may have cut them short
         "plans": _hash(plans),  # `cut-3` must stay what it was
     }
 

@@ -131,12 +131,15 @@ def has_time_to_search(objective: Objective, budget: Budget, records: Sequence[T
         has_find=bool(contenders(records, best)),
         with_baseline=best.name != "fp32",
     )
-    return budget.left_s() > trial_s(protocol, step_s) + kept
+    compile_s = max((each.compile_s for each in records), default=0.0)  # once for the trial, and twice for its proof
+    return budget.left_s() > trial_s(protocol, step_s) + kept + (
+        3 * compile_s if contenders(records, best) else compile_s
+    )
 
 
 def pace_s(objective: Objective, records: Sequence[TrialRecord]) -> float:
     """Return about how long a step takes in a trial, all around it included: what whole trials took, FP32 at least."""
-    walls = [record.wall_s for record in records if record.state == "complete" and record.wall_s > 0]
+    walls = [each.wall_s - each.compile_s for each in records if each.state == "complete" and each.wall_s > 0]
     return max([objective.step_s, *([statistics.median(walls) / (2 * objective.protocol.horizon)] if walls else [])])
 
 
