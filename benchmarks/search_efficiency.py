@@ -7,8 +7,8 @@ core of a CPU with AMX on batches 64 times as large, as low formats may be slow 
 launches alone. What is told of each: trials and wall time up to the first faithful policy within 2 % of the best known:
 what any of them found, and single flips from there. The wall time of a trial is that of its training run, the same for
 all; that of autoprec has recording, marking, errors of sites and cuts before its first trial, but no op times, as they
-are modeled. The FP32 run, which all need, is not counted. A strategy that is not there after `--trials` trials is a lower
-bound.
+are modeled. The FP32 run, which all need, is not counted. A strategy that is not there after `--trials` trials is a
+lower bound.
 """
 
 import argparse

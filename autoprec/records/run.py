@@ -94,6 +94,8 @@ class TrialRecord:
     """One policy that was really trained and really timed, or the reason why it was not.
 
     `losses` and the step times are one number a step, candidate and FP32 reference paired by round.
+    `gradient_error` is relative, and predicted as if errors of different sites were independent; None where those of a
+    format are not known.
     `choice` holds the parameters the search chose; a baseline has none. A trial with `emulated` formats has a fidelity
     and no times, since emulation says nothing about speed. `compile_s` is the time of the first steps, which are not
     timed, where the policy compiles the model.
@@ -113,6 +115,7 @@ class TrialRecord:
     emulated: tuple[str, ...] = ()
     fidelity: FidelityRecord | None = None
     memory: MemoryRecord | None = None
+    gradient_error: float | None = None
     num_steps: int = 0
     num_skipped: int = 0
     wall_s: float = 0.0
@@ -174,6 +177,18 @@ class ChosenRecord:
     policy: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontPointRecord:
+    """A faithful trial on the Pareto front of time, memory and gradient error, and the policy file that was written."""
+
+    trial: int
+    name: str
+    speedup: Interval
+    memory_bytes: int
+    gradient_error: float
+    policy_file: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """Everything one run measured. Units: seconds and bytes, as the names say.
@@ -206,6 +221,7 @@ class RunRecord:
     wall_s: float
     planner: PlannerRecord | None = None
     minimal: MinimalRecord | None = None
+    front: tuple[FrontPointRecord, ...] = ()
     search_ended: SearchEnd | None = None
 
     @property

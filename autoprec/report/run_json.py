@@ -31,6 +31,16 @@ def result_json(record: RunRecord) -> dict[str, Any]:
         "baselines": [trial_json(each) for each in record.baselines],
         "num_trials": len(measured_trials(record)),
         "taken_out": [] if record.minimal is None else list(record.minimal.removed),
+        "front": [
+            {
+                "name": point.name,
+                "policy": point.policy_file,
+                "speedup_vs_fp32": point.speedup.value,
+                "memory_bytes": point.memory_bytes,
+                "gradient_error": point.gradient_error,
+            }
+            for point in record.front
+        ],
         "search_ended": record.search_ended,
         "median_time_error": None if record.planner is None else record.planner.median_time_error,
         "wall_s": record.wall_s,

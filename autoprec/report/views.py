@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoprec.records.planner import minimal_name
-from autoprec.records.run import ChosenRecord, FidelityRecord, Interval, KeptRecord, RunRecord, TrialRecord
+from autoprec.records.run import (
+    ChosenRecord,
+    FidelityRecord,
+    FrontPointRecord,
+    Interval,
+    KeptRecord,
+    RunRecord,
+    TrialRecord,
+)
 from autoprec.report.quantities import bytes_text, count_text, percent_text, seconds_text
 from autoprec.report.run_facts import measured_trials, num_measured, run_facts
 from autoprec.search.decide import faithful_baselines, speedup_of
@@ -36,6 +44,16 @@ class KeptRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FrontRow:
+    """One policy of the Pareto front."""
+
+    name: str
+    speedup: str
+    memory: str
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunView:
     """What an engineer needs to act on a run, in reading order."""
 
@@ -45,6 +63,8 @@ class RunView:
     baselines: tuple[TrialRow, ...]
     best_title: str
     best: tuple[TrialRow, ...]
+    front_title: str
+    front: tuple[FrontRow, ...]
     kept_title: str
     kept: tuple[KeptRow, ...]
     proof: tuple[tuple[str, str], ...]
@@ -62,6 +82,8 @@ def run_view(record: RunRecord) -> RunView:
         baselines=tuple(_trial_row(trial, record) for trial in record.baselines),
         best_title=_best_title(record, others),
         best=tuple(_trial_row(trial, record) for trial in others),
+        front_title=_front_title(record),
+        front=tuple(_front_row(point) for point in record.front),
         kept_title=_kept_title(record),
         kept=_kept(record),
         proof=_proof(record),
@@ -187,6 +209,24 @@ def _kept(record: RunRecord) -> tuple[KeptRow, ...]:
     return tuple(
         KeptRow(sites=row.sites, count=count_text(row.num_sites, "site"), why=row.why, price=_price(row))
         for row in rows
+    )
+
+
+def _front_title(record: RunRecord) -> str:
+    """Return what a front is of, and where its policies lie."""
+    files = [point.policy_file for point in record.front if point.policy_file is not None]
+    if not record.front:
+        return ""
+    place = f"; policies in {files[0].rpartition('/')[0]}/, each trained once, not verified" if files else ""
+    return f"Pareto front of time, memory and gradient error{place}"
+
+
+def _front_row(point: FrontPointRecord) -> FrontRow:
+    return FrontRow(
+        name=point.name,
+        speedup=_with_interval(point.speedup),
+        memory=bytes_text(point.memory_bytes),
+        error=f"{point.gradient_error:.2g}",
     )
 
 

@@ -171,7 +171,7 @@ def catalog_of(
     fronts: Fronts | None = None,
 ) -> Catalog:
     """Return what trials are made from."""
-    layout = layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph))
+    layout = layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph), op_graph)
     found = {} if fronts is None else fronts.by_format
     planned = {low: tuple(plan.low_sites for plan in front.plans) for low, front in found.items()}
     return Catalog(
@@ -186,4 +186,5 @@ def catalog_of(
         layout=replace(layout, fronts=planned),
         device={"kind": device.kind, "name": device.name},
         cost_model=None if fronts is None else fronts.cost_model,
+        errors={low: front.errors.errors for low, front in found.items()},
     )

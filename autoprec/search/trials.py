@@ -1,8 +1,9 @@
 """The loop over trials: baselines, plans, then what the sampler proposes, until budget or ideas are spent."""
 
+import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from autoprec.graph.site import Site
 from autoprec.policy import Policy, resolve
@@ -17,6 +18,7 @@ from autoprec.search.observer import Observer
 from autoprec.search.plans import Plan
 from autoprec.search.study import Asked, Study
 
+_FOLLOWS = ("as_given", "promote")
 # So many proposals in a row that were all measured before, or that were all ruled out: the space has nothing new.
 _STALE_PROPOSALS, _IDLE_PROPOSALS = 25, 100
 
@@ -25,13 +27,15 @@ _STALE_PROPOSALS, _IDLE_PROPOSALS = 25, 100
 class Catalog:
     """What trials are made from: the baselines, the layout that choices decide about, and the device they name.
 
-    With a `cost_model`, a policy that is predicted to be far too slow is not tried.
+    `errors` are those of sites in each low format, squares of relative gradient errors. With a `cost_model`, a policy
+    that is predicted to be far too slow is not tried.
     """
 
     baselines: Mapping[str, Policy]
     layout: Layout
     device: Mapping[str, str]
     cost_model: CostModel | None = None
+    errors: Mapping[str, Mapping[Site, float]] = field(default_factory=dict)
 
     def policy(self, name: str, choice: Choice) -> Policy:
         """Return the policy of a trial; a trial without a choice is a baseline."""
@@ -43,6 +47,14 @@ class Catalog:
             return choice_key(choice, self.layout)
         policy = self.baselines[name]
         return run_key(policy, resolve(policy, self.sites).formats)
+
+    def gradient_error(self, policy: Policy) -> float | None:
+        """Return the predicted gradient error of a policy; None where it rounds something whose error is not known."""
+        low = {site: fmt for site, fmt in resolve(policy, self.sites).formats.items() if fmt not in ("fp32", *_FOLLOWS)}
+        is_plain = policy.parameters.storage == "fp32" and policy.float32_matmul == "ieee"
+        if not is_plain or not set(low.values()) <= set(self.errors):
+            return None
+        return math.sqrt(sum(self.errors[fmt].get(site, math.inf) for site, fmt in low.items()))
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -168,6 +180,7 @@ def _measured(
         record = objective.measure(asked, policy, key, report)
     else:
         report(0, objective.protocol.slow_limit)
+    record = replace(record, gradient_error=catalog.gradient_error(policy))
     study.tell(record)
     return record
 

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import autoprec
-from autoprec.policy import save_policy
+from autoprec.files import check_writable
+from autoprec.policy import resolve, save_policy
 from autoprec.records import save_record
 from autoprec.records.planner import PlannerRecord
-from autoprec.records.run import DeviceRecord, GraphRecord, RunRecord, TrialRecord, VerificationRecord
+from autoprec.records.run import DeviceRecord, FrontPointRecord, GraphRecord, RunRecord, TrialRecord, VerificationRecord
 from autoprec.search.budget import Budget
+from autoprec.search.decide import speedup_of
 from autoprec.search.objective import Objective
+from autoprec.search.pareto import pareto_front
 from autoprec.search.places import Places
 from autoprec.search.prices import Prices
 from autoprec.search.result import chosen_record, policy_of_outcome
@@ -67,6 +70,7 @@ def write_results(
         chosen=chosen_record(found.outcome, subject.catalog, policy, prices, found.minimal),
         verification=(*found.checks, *_minimal_checks(found)),
         minimal=None if found.minimal is None else found.minimal.record,
+        front=_front(found, subject, places, evidence) if options.get("objective") == "pareto" else (),
         search_ended=found.ended,
         policy_file=None if places.policy is None else str(places.policy),
         study=places.storage.replace(f"{Path.cwd()}/", ""),  # as a relative URL where it can be one
@@ -76,6 +80,36 @@ def write_results(
     if places.policy is not None:
         save_policy(policy, places.policy)
     return record
+
+
+def _front(found: Found, subject: Subject, places: Places, evidence: Mapping[str, Any]) -> tuple[FrontPointRecord, ...]:
+    """Return the Pareto front of the trials; each policy on it is written, as measured once and not verified."""
+    points = []
+    check_writable(places.front)
+    for trial in pareto_front(found.trials):
+        speedup = speedup_of(trial)
+        assert speedup is not None
+        assert trial.memory is not None
+        assert trial.gradient_error is not None
+        file = places.front / f"{trial.name}.yaml"
+        policy = resolve(
+            subject.catalog.policy(trial.name, trial.choice), subject.op_graph.sites()
+        ).without_dead_rules()
+        measured = {
+            "verified": False,
+            "speedup_vs_fp32": speedup.value,
+            "memory_bytes": trial.memory.total_bytes,
+            "predicted_gradient_error": trial.gradient_error,
+        }
+        device = dict(subject.catalog.device)
+        save_policy(replace(policy, name=trial.name, device=device, evidence={**evidence, **measured}), file)
+        points.append(
+            FrontPointRecord(
+                trial=trial.number, name=trial.name, speedup=speedup, memory_bytes=trial.memory.total_bytes,
+                gradient_error=trial.gradient_error, policy_file=str(file),
+            )
+        )  # fmt: skip
+    return tuple(points)
 
 
 def _minimal_checks(found: Found) -> tuple[VerificationRecord, ...]:

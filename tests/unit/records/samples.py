@@ -7,6 +7,7 @@ from autoprec.records.run import (
     ChosenRecord,
     DeviceRecord,
     FidelityRecord,
+    FrontPointRecord,
     GraphRecord,
     Interval,
     KeptRecord,
@@ -65,6 +66,7 @@ def trial(
         speedup=interval,
         fidelity=replace(FAITHFUL, verdict=verdict),  # type: ignore[arg-type]
         memory=MEMORY,
+        gradient_error=0.03,
         num_steps=40,
         num_skipped=1,
         wall_s=0.3,
@@ -152,6 +154,16 @@ RUN = RunRecord(
         is_whole=False,
         reason="as told",
         memory_bytes=18000,
+    ),
+    front=(
+        FrontPointRecord(
+            trial=2,
+            name="graph-pass-bf16",
+            speedup=Interval(value=1.4, low=1.39, high=1.41),
+            memory_bytes=19000,
+            gradient_error=0.03,
+            policy_file="runs/mlp/front/graph-pass-bf16.yaml",
+        ),
     ),
     search_ended="exhausted",
 )
