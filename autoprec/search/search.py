@@ -51,7 +51,7 @@ def search_and_prove(
         outcome, ended = _searched(study, proving, plans(subject.rows), observer)
         if outcome.verdict == "improved":
             observer.stage("minimal result")
-            minimal = proving.minimize(outcome)
+            minimal = _minimal(proving, outcome, observer)
     except KeyboardInterrupt:
         choosing.trials = study.trials()
         if not any(trial.name == "fp32" and trial.is_faithful for trial in choosing.trials):
@@ -62,6 +62,15 @@ def search_and_prove(
     return Found(
         outcome=outcome, trials=tuple(choosing.trials), checks=tuple(choosing.checks), ended=ended, minimal=minimal
     )
+
+
+def _minimal(proving: "_Proving", outcome: Outcome, observer: Observer) -> Minimal | None:
+    """Return what is left of a winner; None where that could not be found out, and the winner stands."""
+    try:
+        return proving.minimize(outcome)
+    except Exception as error:  # noqa: BLE001 kernels raise anything, and a proven winner must not be lost to it
+        observer.note(f"the winner is written as it is: making it smaller ended with {type(error).__name__}: {error}")
+        return None
 
 
 def _searched(

@@ -1,6 +1,5 @@
 """Writing what a run leaves: the policy file and the record."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -43,7 +42,7 @@ def write_results(
         command="tune",
         options=options,
         record_file=str(places.record),
-        wall_s=time.monotonic() - budget.started,
+        wall_s=budget.now() - budget.started,
     )
     evidence = {
         "record": str(places.record),

@@ -143,6 +143,24 @@ def test_a_run_with_a_find_ends_with_its_budget(tmp_path: Path) -> None:
     assert 0.9 * BUDGET_S <= clock.s <= 1.1 * BUDGET_S
 
 
+def test_a_winner_is_not_lost_to_what_making_it_smaller_raises(tmp_path: Path) -> None:
+    class Failing(Prover):
+        def memory(self, policy: Policy) -> Any:
+            raise RuntimeError("out of luck")
+
+    class Watch(Observer):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    notes: list[str] = []
+    clock = Clock()
+    budget, subject = Budget(seconds=8, trials=2, now=clock), SimpleNamespace(catalog=CATALOG, rows=rows())
+    measured = objective(as_fast_as(1.2), clock)
+    found = search_and_prove(start(tmp_path), measured, Failing(clock, prove_s=0.1), subject, budget, Watch())  # type: ignore[arg-type]
+    assert (found.outcome.verdict, found.minimal) == ("improved", None)
+    assert notes == ["the winner is written as it is: making it smaller ended with RuntimeError: out of luck"]
+
+
 def test_where_proofs_fail_early_the_search_goes_on(tmp_path: Path) -> None:
     clock = Clock()
     measured = objective(as_fast_as(1.2), clock)
