@@ -31,7 +31,7 @@ from search_cases import COUNT, NAMES, workload
 from search_strategies import STRATEGIES, Low, OutOfTrials, Trial
 
 from autoprec.analysis import mark_recordings, run_backward
-from autoprec.analysis.low_step import low_format
+from autoprec.analysis.low_format import low_format
 from autoprec.analysis.site_errors import site_errors
 from autoprec.capture import Recording, record
 from autoprec.graph.layers import layers_of

@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from autoprec.analysis.deadline import NEVER, Deadline
 from autoprec.analysis.faults import FormatCheck
-from autoprec.analysis.low_step import LowFormat, Reference, damage
+from autoprec.analysis.low_format import LowFormat
+from autoprec.analysis.low_step import Reference, damage
 from autoprec.analysis.reduction import reduced
 from autoprec.graph.layers import layers_of
 from autoprec.graph.opgraph import OpGraph

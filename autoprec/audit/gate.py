@@ -38,6 +38,7 @@ class Finding:
     unit: str = ""
     evidence: tuple[EvidenceRecord, ...] = ()
     advice: str = ""
+    notes: tuple[str, ...] = ()
 
 
 Check: TypeAlias = "Callable[[Audited, Thresholds], Finding]"

@@ -35,6 +35,7 @@ _KEYS = (
 _RULE_KEYS = ("sites", "format", "why")
 # Fields of a loss scale that are written although they have their default; dynamic states all.
 _STATED = {"none": ("kind",), "static": ("kind", "initial")}
+_LONGEST_LINE = 120
 _ANY = (Rule(sites="*", format="fp32"),)
 
 
@@ -73,7 +74,7 @@ def dump_policy(policy: Policy) -> str:
     lines.append(f"fallback: {''.join(_rule_cells(policy.fallback))}")
     if policy.evidence:
         lines.append("evidence:")
-        lines += [f"  {scalar(key)}: {flow(value)}" for key, value in sorted(plain["evidence"].items())]
+        lines += _block(plain["evidence"], "  ")
     return "\n".join(lines) + "\n"
 
 
@@ -109,6 +110,18 @@ def _sorted_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _sorted_plain(value[key]) for key in sorted(value)}
     return [_sorted_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _block(values: Mapping[str, Any], indent: str) -> list[str]:
+    """Return a mapping with one key a line; what is itself a mapping too long for a line goes on below its key."""
+    lines = []
+    for key, value in values.items():
+        line = f"{indent}{scalar(key)}: {flow(value)}"
+        if isinstance(value, Mapping) and len(line) > _LONGEST_LINE:
+            lines += [f"{indent}{scalar(key)}:", *_block(value, f"{indent}  ")]
+        else:
+            lines.append(line)
+    return lines
 
 
 def _rule_plain(rule: Rule) -> dict[str, str]:

@@ -27,7 +27,7 @@ class GateRecord:
 
     `measured` is one sentence with its numbers; `value` is the number that was held against `threshold`, in `unit`, if
     there is one. `evidence` names what failed, worst first. `advice` says what to do, with the next command to run; it
-    is empty where the gate passes.
+    is empty where the gate passes. `notes` are what a reader should know although no gate fails by it.
     """
 
     gate: str
@@ -41,22 +41,25 @@ class GateRecord:
     evidence: tuple[EvidenceRecord, ...]
     advice: str
     wall_s: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AuditRecord:
-    """One audit of one policy on one workload: every gate, in the order they ran."""
+    """One audit of one policy on one workload: every gate, in the order they ran. `policy` is the text of its file."""
 
     name: str
     created: str
     workload: str
     policy_file: str
     policy_name: str
+    policy: str
     gates_file: str | None
     seed: int
     device: DeviceRecord
     versions: Mapping[str, str]
     gates: tuple[GateRecord, ...]
+    record_file: str
     wall_s: float
 
     @property

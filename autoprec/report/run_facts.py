@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from autoprec.records.planner import MinimalRecord, PlannerRecord
+from autoprec.records.quantities import count_text, percent_text, seconds_text
 from autoprec.records.run import RunRecord, TrialRecord
-from autoprec.report.quantities import count_text, percent_text, seconds_text
 
 _ENDED_EARLY = {"pruned": "ended early", "failed": "failed"}
 _ENDS: Mapping[str, str] = MappingProxyType(

@@ -6,16 +6,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoprec.records.planner import minimal_name
+from autoprec.records.quantities import (
+    bytes_text,
+    count_text,
+    interval_text,
+    percent_text,
+    seconds_text,
+    times_text,
+)
 from autoprec.records.run import (
     ChosenRecord,
     FidelityRecord,
     FrontPointRecord,
-    Interval,
     KeptRecord,
     RunRecord,
     TrialRecord,
 )
-from autoprec.report.quantities import bytes_text, count_text, percent_text, seconds_text
 from autoprec.report.run_facts import measured_trials, num_measured, run_facts
 from autoprec.search.decide import faithful_baselines, speedup_of
 
@@ -105,8 +111,8 @@ def headline(record: RunRecord) -> str:
     rival = _rival(record, chosen)
     if record.verdict == "improved":
         return (
-            f"{chosen.name} trains {_times(chosen.speedup_vs_fp32)} as fast as fp32 and "
-            f"{_times(chosen.speedup_vs_best_baseline)} as fast as {chosen.best_baseline}, the best baseline"
+            f"{chosen.name} trains {times_text(chosen.speedup_vs_fp32)} as fast as fp32 and "
+            f"{times_text(chosen.speedup_vs_best_baseline)} as fast as {chosen.best_baseline}, the best baseline"
             f"{f' (that of {rival.name} is within its spread)' if rival else ''}{state}"
         )
     if rival is not None:
@@ -137,7 +143,7 @@ def trial_line(trial: TrialRecord) -> str:
 
 def best_line(trial: TrialRecord) -> str:
     """Return the best trial so far in a few words."""
-    return f"best: {trial.name} {_times(speedup_of(trial))} fp32"
+    return f"best: {trial.name} {times_text(speedup_of(trial))} fp32"
 
 
 def proven_fidelity(record: RunRecord, trial: TrialRecord | None) -> FidelityRecord | None:
@@ -172,7 +178,7 @@ def _trial_row(trial: TrialRecord, record: RunRecord) -> TrialRow:
     notes = ("written" * is_written, trial.reason if doubt in trial.reason else f"{doubt} {trial.reason}".strip())
     return TrialRow(
         name=trial.name,
-        speedup="-" if speedup is None else _with_interval(speedup),
+        speedup="-" if speedup is None else interval_text(speedup),
         step="-" if speedup is None or pace is None else seconds_text(pace / speedup.value),
         steps_lost="-" if fidelity is None else _steps_lost(fidelity),
         memory="-" if trial.memory is None else bytes_text(trial.memory.total_bytes),
@@ -224,7 +230,7 @@ def _front_title(record: RunRecord) -> str:
 def _front_row(point: FrontPointRecord) -> FrontRow:
     return FrontRow(
         name=point.name,
-        speedup=_with_interval(point.speedup),
+        speedup=interval_text(point.speedup),
         memory=bytes_text(point.memory_bytes),
         error=f"{point.gradient_error:.2g}",
     )
@@ -243,7 +249,7 @@ def _proof(record: RunRecord) -> tuple[tuple[str, str], ...]:
         if check.evaluate_candidate is not None and check.evaluate_reference is not None:
             text += f"; evaluate {check.evaluate_candidate:.4g}, fp32 {check.evaluate_reference:.4g}"
         if check.versus_baseline is not None:
-            text += f"; {_with_interval(check.versus_baseline)} the best baseline, timed side by side"
+            text += f"; {interval_text(check.versus_baseline)} the best baseline, timed side by side"
         lines.append((f"verification of {check.name}", text))
     trial = next((t for t in record.trials if record.chosen is not None and t.number == record.chosen.trial), None)
     fidelity = proven_fidelity(record, trial)
@@ -301,19 +307,11 @@ def _speedup_text(trial: TrialRecord) -> str:
     speedup = speedup_of(trial)
     if speedup is None:
         return ""
-    return _with_interval(speedup) if trial.name == "fp32" else f"{_times(speedup)} fp32"
+    return interval_text(speedup) if trial.name == "fp32" else f"{times_text(speedup)} fp32"
 
 
 def _skipped(trial: TrialRecord) -> str:
     return f"{count_text(trial.num_skipped, 'step')} skipped by the loss scale" if trial.num_skipped else ""
-
-
-def _times(interval: Interval | None) -> str:
-    return "?" if interval is None else f"{interval.value:.2f}x"
-
-
-def _with_interval(interval: Interval) -> str:
-    return f"{interval.value:.2f}x ({interval.low:.2f} to {interval.high:.2f})"
 
 
 def _fidelity(fidelity: FidelityRecord) -> str:

@@ -24,6 +24,7 @@ from autoprec.measure.step_time import clock_of
 from autoprec.policy import AS_GIVEN, Policy, preset
 from autoprec.records.run import FidelityRecord, Interval, MemoryRecord, TrialRecord
 from autoprec.search.baselines import coarsest_format, rounding_of
+from autoprec.search.same_arithmetic import settled
 from autoprec.search.study import Asked
 from autoprec.workload import Workload
 from autoprec.workload.origin import origin
@@ -174,6 +175,8 @@ class Objective:
         if not stopped or "unfaithful" in stopped:
             widened = None if chaos is None else chaos[:length]
             fidelity = compare(self.losses[:length], losses, margin=margin, chaos=widened)
+            if not stopped:
+                fidelity = settled(fidelity, protocol.train, candidate.precision.policy, protocol.device)
         return replace(
             blank,
             state="pruned" if stopped else "complete",
