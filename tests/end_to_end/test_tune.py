@@ -189,3 +189,18 @@ def test_a_killed_run_resumes_and_its_running_trial_is_measured_again(folder: Pa
     names = [trial.name for trial in load_record(folder / "runs/mlp/record.json").baselines]
     assert len(names) == len(set(names))
     assert {"fp32", "autocast-bf16", "low-bf16"} <= set(names)
+
+
+def test_a_pareto_front_is_written_beside_the_policy(folder: Path) -> None:
+    done = tune(folder, "--trials", "1", "--baselines", "fp32", "--objective", "pareto", "--json")
+    assert done.returncode == 0, done.stderr
+    record = load_record(folder / "runs" / "mlp" / "record.json")
+    assert record.front
+    assert [point["name"] for point in json.loads(done.stdout)["front"]] == [point.name for point in record.front]
+    for point in record.front:
+        assert point.policy_file is not None
+        policy = autoprec.load_policy(folder / point.policy_file)
+        assert policy.evidence["verified"] is False
+    again = tune(folder, "--trials", "1", "--baselines", "fp32")
+    assert again.returncode == 2
+    assert "objective: 'pareto' then, 'time' now" in " ".join(again.stderr.split())
