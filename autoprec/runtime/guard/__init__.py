@@ -4,10 +4,11 @@ Part of the production door: torch and PyYAML and nothing else.
 """
 
 from autoprec.runtime.guard.calibration import Calibration, calibration_of
-from autoprec.runtime.guard.detectors import DETECTORS, GuardLimits
+from autoprec.runtime.guard.detectors import DETECTORS
 from autoprec.runtime.guard.events import GuardEvent
 from autoprec.runtime.guard.guarded_loop import Guard
 from autoprec.runtime.guard.install import REACTIONS, guard
+from autoprec.runtime.guard.limits import GuardLimits
 from autoprec.runtime.guard.outcome import GuardOutcome
 
 __all__ = [

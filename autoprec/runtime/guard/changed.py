@@ -1,4 +1,4 @@
-"""Other policies made of a policy: with one site in FP32, with one parameter stored in FP32, or its fallback. No torch."""
+"""Other policies made of a policy: one site in FP32, one parameter stored in FP32, or its fallback. No torch."""
 
 from dataclasses import replace
 

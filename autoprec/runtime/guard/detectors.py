@@ -5,91 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from autoprec.errors import GuardError
 from autoprec.runtime.guard.calibration import Calibration
 from autoprec.runtime.guard.events import Reaction
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GuardLimits:
-    """Where detectors speak up; the defaults kept quiet on every healthy workload of the tests.
-
-    `patience`: steps that are not finite, in a row, before more is done than a warning. `collapse_steps`: skipped
-    steps in a row that are a collapse of the loss scale. `skipped_frac`: of the last `window` steps. `flush_frac`,
-    `overflow_frac`: above the calibrated ones. `frozen_frac`: of a parameter's elements with a gradient, not moved by
-    an update. `band`: standard deviations of the loss. `calm`: samples without a finding after which a detector begins
-    with its first reaction again.
-
-    Raises: `GuardError` for a limit that can never be met, or always is.
-    """
-
-    patience: int = 3
-    collapse_steps: int = 12
-    window: int = 200
-    skipped_frac: float = 0.05
-    flush_frac: float = 0.25
-    overflow_frac: float = 0.001
-    frozen_frac: float = 0.9
-    band: float = 6.0
-    calm: int = 20
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        for name in ("patience", "collapse_steps", "window", "calm"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise GuardError(f"guard: limits.{name} is {getattr(self, name)!r}; allowed: whole numbers from 1")
-        for name in ("skipped_frac", "flush_frac", "overflow_frac", "frozen_frac"):
-            if not 0 < getattr(self, name) <= 1:
-                raise GuardError(f"guard: limits.{name} is {getattr(self, name)!r}; allowed: fractions above 0 up to 1")
-        if not 0 < self.band < math.inf:
-            raise GuardError(f"guard: limits.band is {self.band!r}; allowed: numbers above 0")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
-    """What was seen since the last sample, and at this step; the same numbers on every rank.
-
-    `position` counts the steps of training: restoring goes back in it. `lowest_loss` is the least mean of a sample so
-    far. `num_bad_losses`, `num_bad_steps` count losses, and steps, that were not finite and are not told of yet.
-    """
-
-    position: int
-    loss_mean: float = math.nan
-    num_losses: int = 0
-    lowest_loss: float = math.inf
-    num_bad_losses: int = 0
-    num_bad_steps: int = 0
-    skipped_frac: float = 0.0
-    num_counted: int = 0
-    skipped_in_row: int = 0
-    is_scaled: bool = False
-    loss_scale: float = 1.0
-    minimum_scale: float = 0.0
-    growth_interval: int = 2000
-    is_dynamic: bool = False
-    flush_frac: float | None = None
-    layer_flush_frac: float | None = None
-    flush_layer: str = ""
-    overflow_frac: float | None = None
-    overflow_layer: str = ""
-    frozen_frac: float = 0.0
-    frozen_parameter: str = ""
-    broken_parameter: str = ""
-    odd_rank: int | None = None
-    odd_what: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """What a detector has to say; `site` is the layer or parameter at fault, if it knows one."""
-
-    detector: str
-    message: str
-    advice: str
-    number: float
-    threshold: float
-    site: str = ""
-
+from autoprec.runtime.guard.limits import GuardLimits
+from autoprec.runtime.guard.sample import Finding, Sample
 
 Judge = Callable[[Sample, Calibration, GuardLimits], Finding | None]
 
@@ -236,8 +155,8 @@ def _drift(sample: Sample, calibration: Calibration, limits: GuardLimits) -> Fin
         return None
     return Finding(
         detector="loss_drift",
-        message=f"the loss rises: mean {sample.loss_mean:.4g} of {sample.num_losses} steps, {sample.lowest_loss:.4g} at "
-        f"its lowest, {band.at(sample.position):.4g} recorded",
+        message=f"the loss rises: mean {sample.loss_mean:.4g} of {sample.num_losses} steps, {sample.lowest_loss:.4g} "
+        f"at its lowest, {band.at(sample.position):.4g} recorded",
         advice="compare with a run under the fallback from the last checkpoint (autoprec audit does); then look at "
         "learning rate and data",
         number=sample.loss_mean,
@@ -254,6 +173,18 @@ def _ranks(sample: Sample, _: Calibration, __: GuardLimits) -> Finding | None:
         advice="start every rank from one policy file and one checkpoint; look for code that runs on one rank only",
         number=sample.odd_rank,
         threshold=0,
+    )
+
+
+def _checkpoint(sample: Sample, _: Calibration, __: GuardLimits) -> Finding | None:
+    if sample.saved_scale is None or sample.loss_scale == sample.saved_scale:
+        return None
+    return Finding(
+        detector="checkpoint",
+        message=f"the loss scale was {sample.saved_scale:g} in the checkpoint and is {sample.loss_scale:g}",
+        advice="load precision.state_dict() beside model, optimizer and guard",
+        number=sample.loss_scale,
+        threshold=sample.saved_scale,
     )
 
 
@@ -281,6 +212,8 @@ DETECTORS: Mapping[str, Detector] = MappingProxyType(
                      reactions=_ALL),
             Detector(name="loss_drift", watches="the loss stays in the recorded band, or goes on falling", judge=_drift,
                      reactions=_ALL, needs=("losses",)),
+            Detector(name="checkpoint", watches="the loss scale is that of the checkpoint that was loaded",
+                     judge=_checkpoint, reactions=("warn",)),
         )
     }
 )  # fmt: skip

@@ -38,8 +38,10 @@ class GuardEvent:
 
     def __str__(self) -> str:
         place = f" at {self.site}" if self.site else ""
-        held = "" if self.number is None else f" ({self.number:.4g}" + (
-            ")" if self.threshold is None else f", threshold {self.threshold:.4g})"
+        held = (
+            ""
+            if self.number is None
+            else f" ({self.number:.4g}" + (")" if self.threshold is None else f", threshold {self.threshold:.4g})")
         )
         return f"step {self.step}: {self.detector}{place}{held}: {self.reaction}: {self.message}" + (
             f"; {self.advice}" if self.advice else ""
@@ -115,7 +117,7 @@ class Events:
             with self._file.open("a", encoding="utf-8") as lines:
                 lines.write(event.to_json() + "\n")
         except OSError as error:
-            _log.error("events are written to %s no more: %s", self._file, error)  # noqa: TRY400 the reason is enough
+            _log.error("events are written to %s no more: %s", self._file, error)
             self._file = None
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from autoprec.errors import GuardError, a_or_an
-from autoprec.runtime.guard.detectors import GuardLimits
 from autoprec.runtime.guard.events import Events, GuardEvent, Reaction, Writer
 from autoprec.runtime.guard.guarded_loop import Guard
+from autoprec.runtime.guard.limits import GuardLimits
 from autoprec.runtime.guard.ranks import Ranks
 from autoprec.runtime.guard.reactions import Run
 from autoprec.runtime.guard.snapshot import Snapshots

@@ -64,7 +64,9 @@ def look_at_gradients(precision: Precision, *, scale: float = 1.0) -> GradientLo
         gradients = [_some(each.grad) * scale for each in parameters if each.grad is not None and each.numel()]
         if gradients:
             small = [(each.abs() < fmt.min_normal).float().mean() for each in gradients]
-            large = [(each.abs() > fmt.max / _NEAR_END).float().mean() for each in (*gradients, *map(_some, parameters))]
+            large = [
+                (each.abs() > fmt.max / _NEAR_END).float().mean() for each in (*gradients, *map(_some, parameters))
+            ]
             rows.append((path, small, large))
     if not rows:
         return GradientLook()

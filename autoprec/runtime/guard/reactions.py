@@ -11,7 +11,7 @@ from autoprec.errors import TraceError
 from autoprec.graph.site import Site
 from autoprec.policy import Policy
 from autoprec.runtime.guard.changed import fallback_of, with_fp32_at, with_fp32_parameter
-from autoprec.runtime.guard.detectors import Finding
+from autoprec.runtime.guard.sample import Finding
 from autoprec.runtime.guard.snapshot import restore, state_of, widen_state
 from autoprec.runtime.one_step import Loss
 from autoprec.runtime.overflow import Overflow
@@ -22,7 +22,7 @@ Kind: TypeAlias = Literal["data", "state", "site", "layer", "parameter", "unknow
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a fault is: a site pattern, a layer, a stored parameter, the batch itself, or what the run holds already."""
+    """Where a fault is: a site pattern, a layer, a stored parameter, the batch, or what the run holds already."""
 
     kind: Kind
     name: str = ""

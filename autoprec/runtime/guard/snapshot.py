@@ -80,9 +80,7 @@ class Snapshots:
         return found, state
 
 
-def state_of(
-    precision: Precision, optimizers: Sequence[torch.optim.Optimizer], scheduler: Any
-) -> Mapping[str, Any]:
+def state_of(precision: Precision, optimizers: Sequence[torch.optim.Optimizer], scheduler: Any) -> Mapping[str, Any]:
     """Return the state of a run as references: what holds it must copy it."""
     model = precision.model
     return {

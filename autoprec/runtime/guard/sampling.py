@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 from autoprec.policy import Policy
 from autoprec.runtime.checkpoint import policy_hash
-from autoprec.runtime.guard.detectors import Sample
 from autoprec.runtime.guard.looks import GradientLook, Movement, broken_parameter, checksum
 from autoprec.runtime.guard.ranks import odd_one
+from autoprec.runtime.guard.sample import Sample
 from autoprec.runtime.guard.window import Window
 from autoprec.runtime.precision import Precision
 
