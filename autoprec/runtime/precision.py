@@ -136,7 +136,7 @@ class Precision:
             skip_non_finite=skip_non_finite,
             loss=loss,
         )
-        if not self._told_collapse and outcome.is_known and outcome.collapsed:
+        if not skip_non_finite and not self._told_collapse and outcome.is_known and outcome.collapsed:
             self._told_collapse = True
             warn_collapsed(outcome)
         return outcome

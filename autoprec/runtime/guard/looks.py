@@ -84,7 +84,7 @@ def narrow_layers(precision: Precision) -> Iterator[tuple[str, str, list[nn.Para
         own = [each for each in module.parameters(recurse=False) if each.requires_grad]
         if not own or isinstance(module, nn.Embedding | nn.EmbeddingBag):
             continue
-        for op in _ops(precision, path, module):
+        for op in ops_of(precision, path):
             name = precision.policy.format_of(Site(path, op, 0))[0]
             if name in FORMATS and FORMATS[name].exponent_bits < FORMATS["fp32"].exponent_bits and name != "fp8_e4m3":
                 yield path, name, own
@@ -152,7 +152,9 @@ def checksum(model: nn.Module) -> float:
     return float(torch.stack(sums).sum()) if sums else 0.0
 
 
-def _ops(precision: Precision, path: str, module: nn.Module) -> Sequence[str]:
+def ops_of(precision: Precision, path: str) -> Sequence[str]:
+    """Return the ops of a module's own sites, as far as they are known: of a leaf its one, else those met so far."""
+    module = precision.model.get_submodule(path)
     if type(module) in _OP_OF:
         return (_OP_OF[type(module)],)
     return tuple(plan.call.op.name for plan in precision.plans_of(path).plans.values() if plan.call.is_site)

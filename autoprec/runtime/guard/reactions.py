@@ -11,6 +11,7 @@ from autoprec.errors import TraceError
 from autoprec.graph.site import Site
 from autoprec.policy import Policy
 from autoprec.runtime.guard.changed import fallback_of, with_fp32_at, with_fp32_parameter
+from autoprec.runtime.guard.looks import ops_of
 from autoprec.runtime.guard.sample import Finding
 from autoprec.runtime.guard.snapshot import restore, state_of, widen_state
 from autoprec.runtime.one_step import Loss
@@ -62,7 +63,10 @@ class Run:
         if finding.detector not in ("non_finite_loss", "non_finite_gradient", "loss_scale_collapse", "skipped_steps"):
             return Place(kind="unknown")
         if batch is not None and (found := self._overflow(batch)) is not None:
-            return _place(found)
+            place = _place(found)
+            if place.kind != "site" or self._computes_low(place) or not broken_layer:
+                return place  # an FP32 site whose gradient overflows on its way into a low layer is not at fault
+            return Place(kind="layer", name=broken_layer, detail=place.detail)
         return Place(kind="layer", name=broken_layer) if broken_layer else Place(kind="unknown")
 
     def promoted(self, place: Place, why: str) -> Policy | None:
@@ -71,10 +75,9 @@ class Run:
         if place.kind == "parameter":
             is_low = parameters.storage != "fp32" and place.name in self.precision.storage.names
             return with_fp32_parameter(policy, place.name) if is_low else None
-        if place.kind not in ("site", "layer") or not place.name:
+        if place.kind not in ("site", "layer") or not place.name or not self._computes_low(place):
             return None
-        changed = with_fp32_at(policy, place.name, why)
-        return changed if _computes_low(policy, place) else None
+        return with_fp32_at(policy, place.name, why)
 
     def exchange(self, policy: Policy) -> None:
         """Go on under another policy."""
@@ -93,20 +96,18 @@ class Run:
         """Put a state back."""
         restore(state, self.precision, self.optimizers, self.scheduler)
 
+    def _computes_low(self, place: Place) -> bool:
+        """Return whether the policy runs anything at `place` below FP32."""
+        module, _, op = place.name.partition(":")
+        ops = (op,) if op else ops_of(self.precision, module)
+        formats = {self.precision.policy.format_of(Site(module, each, 0))[0] for each in ops}
+        return not formats.issubset({"fp32", "as_given", "promote"})
+
     def _overflow(self, batch: Any) -> Overflow | None:
         try:
             return self.precision.find_overflow(batch, self._loss)
         except TraceError:  # compiled code hides its kernels, a batch needs a loss: gradients have to do
             return None
-
-
-def _computes_low(policy: Policy, place: Place) -> bool:
-    """Return whether the policy runs anything at `place` below FP32."""
-    if place.kind == "site":
-        module, _, op = place.name.partition(":")
-        return policy.format_of(Site(module, op, 0))[0] != "fp32"
-    first = next((rule for rule in policy.rules if rule.sites == place.name), None)
-    return first is None or first.format != "fp32"
 
 
 def _place(found: Overflow) -> Place:

@@ -129,7 +129,7 @@ class Responder:
 
     def _turned(self, finding: Finding, reaction: Reaction, what: str) -> None:
         """Begin to count anew after the policy changed."""
-        self._window.in_row = 0
+        self._window.clear()
         self.tell(finding, reaction, f"{finding.message}; {what}")
 
     def _restore(self, finding: Finding) -> None:

@@ -9,7 +9,8 @@ class Sample:
     """What was seen since the last sample, and at this step; the same numbers on every rank.
 
     `position` counts the steps of training: restoring goes back in it. `lowest_loss` is the least mean of a sample so
-    far. `saved_scale` is the loss scale of the checkpoint that was just loaded. `num_bad_losses`, `num_bad_steps` count losses, and steps, that were not finite and are not told of yet.
+    far, `saved_scale` the loss scale of the checkpoint that was just loaded. `num_bad_losses` and `num_bad_steps` count
+    losses, and steps, that were not finite and are not told of yet.
     """
 
     position: int
