@@ -17,6 +17,7 @@ Judge = Callable[[Sample, Calibration, GuardLimits], Finding | None]
 class Detector:
     """A row: what it watches, what it needs of the calibration, its reactions in order, and how it judges.
 
+    Detectors of one `ladder` climb it together: of several ranks one may see the loss, and all the gradients.
     `needs` names fields of `Calibration`; while one of them is None the detector rests.
     """
 
@@ -25,6 +26,12 @@ class Detector:
     judge: Judge
     reactions: tuple[Reaction, ...]
     needs: tuple[str, ...] = ()
+    ladder: str = ""
+
+    @property
+    def climbs(self) -> str:
+        """Return the name of the ladder that it climbs."""
+        return self.ladder or self.name
 
 
 def _bad_loss(sample: Sample, _: Calibration, __: GuardLimits) -> Finding | None:
@@ -198,9 +205,9 @@ DETECTORS: Mapping[str, Detector] = MappingProxyType(
             Detector(name="non_finite_weights", watches="every parameter is finite", judge=_broken_weights,
                      reactions=("restore", "stop")),
             Detector(name="non_finite_loss", watches="the loss of every step is finite", judge=_bad_loss,
-                     reactions=_ALL),
+                     reactions=_ALL, ladder="non_finite"),
             Detector(name="non_finite_gradient", watches="without loss scaling every gradient is finite",
-                     judge=_bad_gradient, reactions=_ALL),
+                     judge=_bad_gradient, reactions=_ALL, ladder="non_finite"),
             Detector(name="loss_scale_collapse", watches="the loss scale finds a value at which steps are taken",
                      judge=_collapse, reactions=_ALL[1:]),
             Detector(name="skipped_steps", watches="the fraction of skipped steps", judge=_skipped, reactions=_ALL),

@@ -233,7 +233,7 @@ class Guard:
         else:
             finding = _non_finite(float(loss), in_row, self.limits.patience, is_loss=is_bad, at_hand=batch is not None)
         if finding is not None and is_grave:
-            self._responder.react(finding, batch, self._broken_layer)
+            self._responder.react(finding, batch, self._broken_layer, warned=True)
         elif finding is not None:
             self._responder.warn(finding, "; the step was skipped")
 

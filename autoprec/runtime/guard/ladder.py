@@ -15,28 +15,32 @@ class Ladder:
         self._rungs: dict[str, tuple[int, int]] = {}
 
     def climb(
-        self, detector: str, reactions: Sequence[Reaction], step: int, can: Callable[[Reaction], bool]
+        self,
+        detector: str,
+        reactions: Sequence[Reaction],
+        step: int,
+        can: Callable[[Reaction], bool],
+        *,
+        warned: bool = False,
     ) -> Reaction:
         """Return the reaction to a finding at `step`: the next of `reactions` that is allowed and that `can` be taken.
 
         Promoting and restoring are repeated as long as they can be. Where nothing is left it is a warning.
+        With `warned` the warnings were given already.
         """
         rung, last = self._rungs.get(detector, (-1, step))
         if step - last > self._calm_steps:
             rung = -1
         repeats = 0 <= rung < len(reactions) and reactions[rung] in ("promote", "restore")
         start = rung if repeats else rung + 1
+        if warned and reactions[0] == "warn":
+            start = max(start, 1)
         for index in range(min(start, len(reactions) - 1), len(reactions)):
             if reactions[index] in self.allowed and can(reactions[index]):
                 self._rungs[detector] = (index, step)
                 return reactions[index]
         self._rungs[detector] = (len(reactions) - 1, step)
         return "warn"
-
-    def warn(self, detector: str, step: int) -> None:
-        """Note that a warning was given at `step`: what comes next is the reaction after it."""
-        rung, last = self._rungs.get(detector, (0, step))
-        self._rungs[detector] = (0 if step - last > self._calm_steps else rung, step)
 
     def is_calm(self, step: int) -> bool:
         """Return whether nothing was found for a while."""

@@ -47,19 +47,18 @@ class Responder:
         self.events, self.restored_to, self.has_reacted = [], None, False
 
     def warn(self, finding: Finding, what: str) -> None:
-        """Warn, without asking where the fault is: the next finding of this detector is reacted to."""
-        self._ladder.warn(finding.detector, self._progress.num_steps)
+        """Warn, without asking where the fault is or climbing: one rank may see what others do not."""
         self.tell(finding, "warn", f"{finding.message}{what}")
 
-    def react(self, finding: Finding, batch: Any, broken_layer: str) -> Reaction:
-        """Do the next thing about a finding, say so, and return what it was.
+    def react(self, finding: Finding, batch: Any, broken_layer: str, *, warned: bool = False) -> Reaction:
+        """Do the next thing about a finding, say so, and return what it was; called on all ranks or on none.
 
         Raises: `GuardError` if that is to stop.
         """
         self.has_reacted = True
         place = surest(self._ranks.all_of(self._run.find(finding, batch, broken_layer)))
         promoted = self._promoted(finding, place)
-        reaction = self._next(finding, place, promoted)
+        reaction = self._next(finding, place, promoted, warned=warned)
         told = replace(
             finding,
             site=place.name or finding.site,
@@ -106,7 +105,7 @@ class Responder:
         """Draw what was sampled."""
         self._sinks.draw(numbers, self._progress.num_steps)
 
-    def _next(self, finding: Finding, place: Place, promoted: Policy | None) -> Reaction:
+    def _next(self, finding: Finding, place: Place, promoted: Policy | None, *, warned: bool) -> Reaction:
         """Return the next reaction that makes sense: no precision mends a broken batch, or a broken state."""
         policy, precision = self._run.precision.policy, self._run.precision
         is_precision = place.kind not in ("data", "state")
@@ -119,7 +118,8 @@ class Responder:
             "stop": place.kind != "data" or self._window.in_row >= self._limits.collapse_steps,
         }
         row = DETECTORS[finding.detector]
-        return self._ladder.climb(row.name, row.reactions, self._progress.num_steps, possible.__getitem__)
+        step = self._progress.num_steps
+        return self._ladder.climb(row.climbs, row.reactions, step, possible.__getitem__, warned=warned)
 
     def _promoted(self, finding: Finding, place: Place) -> Policy | None:
         if self._progress.num_promotions >= _MOST_PROMOTIONS:

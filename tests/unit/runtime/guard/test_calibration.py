@@ -68,7 +68,7 @@ def test_a_policy_without_one_has_none():
     ],
 )
 def test_an_unreadable_one_is_named_with_the_way_out(plain, what):
-    with pytest.raises(GuardError, match='evidence.calibration of policy "p" cannot be read: ') as error:
+    with pytest.raises(GuardError, match=r'evidence.calibration of policy "p" cannot be read: ') as error:
         calibration_of(policy({"calibration": plain}))
     assert what in str(error.value)
     assert "tune again, or delete the key" in str(error.value)

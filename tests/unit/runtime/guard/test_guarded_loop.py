@@ -111,7 +111,9 @@ def test_several_optimizers_step_together_or_by_turns():
     assert not torch.equal(model[3].weight, before[4])
     guard.step(torch.ones(()))
     assert not torch.equal(model[0].weight, before[0])
-    with pytest.raises(GuardError, match="this SGD is none of the optimizers of this guard; give it to autoprec.guard"):
+    with pytest.raises(
+        GuardError, match=r"this SGD is none of the optimizers of this guard; give it to autoprec.guard"
+    ):
         guard.step(torch.ones(()), optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)])
 
 
@@ -196,9 +198,9 @@ def test_restoring_gives_the_good_state_exactly(name, where, tmp_path):
     assert "went back 5 steps, to the good state of step 5" in event.message
     assert "batches go on, they are not rewound" in event.message
     assert equal(good, weights(loop))
-    assert {key: torch.equal(value, masters[key]) for key, value in loop.precision.storage.masters().items()} == {
-        key: True for key in masters
-    }
+    now = loop.precision.storage.masters()
+    assert now.keys() == masters.keys()
+    assert all(torch.equal(now[key], masters[key]) for key in masters)
     assert loop.precision.scaler.get_scale() == scale
     assert torch.equal(torch.get_rng_state(), random)
     assert (loop.guard.position, loop.guard.num_steps, scheduler.last_epoch) == (5, 10, 5)
@@ -373,7 +375,7 @@ def test_wrong_parts_are_named(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(GuardError, match=r"precision is a str; give it what autoprec.apply\(model, policy\) returned"):
         autoprec.guard(model, optimizer, "fp32")
-    with pytest.raises(GuardError, match="the model is a Linear that does not hold the one the policy was applied to"):
+    with pytest.raises(GuardError, match=r"the model is a Linear that does not hold the one the policy was applied to"):
         autoprec.guard(nn.Linear(2, 2), optimizer, precision)
     with pytest.raises(GuardError, match="an int is no optimizer"):
         autoprec.guard(model, [3], precision)
@@ -381,10 +383,10 @@ def test_wrong_parts_are_named(tmp_path):
         autoprec.guard(model, [], precision)
     with pytest.raises(GuardError, match=r"SGD holds no parameter of the model; build it on model.parameters\(\)"):
         autoprec.guard(model, torch.optim.SGD(net().parameters(), lr=0.1), precision)
-    with pytest.raises(OutputError, match="events cannot be written to .*name another file"):
+    with pytest.raises(OutputError, match=r"events cannot be written to .*name another file"):
         autoprec.guard(model, optimizer, precision, events=tmp_path / "missing" / "events.jsonl")
     (tmp_path / "taken").write_text("")
-    with pytest.raises(OutputError, match="snapshots cannot be kept in .*taken.*name another folder"):
+    with pytest.raises(OutputError, match=r"snapshots cannot be kept in .*taken.*name another folder"):
         autoprec.guard(model, optimizer, precision, snapshots=tmp_path / "taken")
     precision.remove()
     with pytest.raises(GuardError, match='policy "bf16" is not installed any more; apply it again first'):

@@ -40,13 +40,11 @@ def test_a_calm_begins_anew():
     assert Ladder(ALL, 10).is_calm(0)
 
 
-def test_a_warning_given_elsewhere_counts():
+def test_warnings_given_elsewhere_are_not_given_again():
     ladder = Ladder(ALL, 10)
-    ladder.warn("flush", 1)
-    ladder.warn("flush", 2)
-    assert climbed(ladder, (3,)) == ["promote"]
-    ladder.warn("flush", 20)  # after a calm
-    assert climbed(ladder, (21,)) == ["promote"]
+    assert ladder.climb("flush", ALL, 1, lambda reaction: reaction != "promote", warned=True) == "fallback"
+    assert ladder.climb("flush", ALL, 2, lambda reaction: True, warned=True) == "restore"
+    assert Ladder(ALL, 10).climb("ranks", ("restore", "stop"), 1, lambda reaction: True, warned=True) == "restore"
 
 
 def test_it_goes_on_where_it_was():
