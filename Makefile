@@ -23,10 +23,11 @@ demo: $(VENV)/.installed
 	$(BIN)/python examples/train_with_policy.py --policy policy.yaml --steps 40
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long" --numprocesses=$(JOBS) --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not long" --numprocesses=$(JOBS) --dist=worksteal --cov --cov-report=term
 
 test-long: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long --numprocesses=$(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long --numprocesses=$(JOBS) --dist=worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/properties --hypothesis-profile=thorough --numprocesses=$(JOBS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
@@ -46,6 +47,11 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/examples.py --json reports/examples.json
 	$(BIN)/python benchmarks/planner.py --json reports/planner.json
 	$(BIN)/python benchmarks/fidelity.py --json reports/fidelity.json
+	$(BIN)/python benchmarks/cases.py --json reports/cases.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost_model.py --json reports/cost_model.json
+	$(BIN)/python benchmarks/zoo_speed.py --json reports/zoo_speed.json
+	$(BIN)/python benchmarks/limit.py --json reports/limit.json
+	$(BIN)/python benchmarks/planted_faults.py --json reports/planted_faults.json
 
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu

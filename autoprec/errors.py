@@ -71,6 +71,10 @@ class RecordError(AutoprecError):
     """A record file that cannot be read or written."""
 
 
+class GatesError(AutoprecError):
+    """A gates file that is wrong, or a gate that does not exist; of a file the message starts with `file:line:`."""
+
+
 class OutputError(AutoprecError):
     """A result that cannot be written: full disk, read-only folder, missing parent."""
 

@@ -5,13 +5,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autoprec.audit.agreement import held_against_former
+from autoprec.audit.audit import run_gates
+from autoprec.audit.audited import Audited
+from autoprec.audit.gates import GATES
+from autoprec.audit.gates.fidelity import FIDELITY
+from autoprec.audit.gates_file import GatesFile, check_names, load_gates
+from autoprec.audit.prepare import audit_record, check_checkpoints, num_seen, unseen_seed
 from autoprec.capture import record, require_reproducible
 from autoprec.files import check_writable
 from autoprec.measure.device_profiles import profile_named
 from autoprec.policy import graph_preset_names, policy_or_preset, rule_lines, save_policy
-from autoprec.records import save_record
+from autoprec.records import AuditRecord, save_audit, save_record
 from autoprec.records.run import RunRecord
-from autoprec.runtime.device import describe
+from autoprec.runtime.device import DeviceInfo, describe
 from autoprec.search.broken import check_first_loss
 from autoprec.search.budget import Budget
 from autoprec.search.fp32 import train_fp32
@@ -27,7 +34,7 @@ from autoprec.search.side_by_side import check_fits, measure_side_by_side
 from autoprec.search.study import stored_horizon
 from autoprec.search.subject import record_and_mark
 from autoprec.search.write import run_record, write_results
-from autoprec.workload import load
+from autoprec.workload import LoadedWorkload, load
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +79,21 @@ class PlanOptions:
     device: str = "auto"
 
 
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """What `autoprec audit` was asked for; without a seed it takes one that tuning has not used; no `only`: all."""
+
+    workload: str
+    policy: Path
+    gates: Path | None = None
+    run_dir: Path | None = None
+    seed: int | None = None
+    device: str = "auto"
+    price_per_hour: float | None = None
+    checkpoints: tuple[Path, ...] = ()
+    only: tuple[str, ...] = ()
+
+
 def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
     """Return the record of a whole run; the policy and the record are written.
 
@@ -101,7 +123,7 @@ def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
         study = resume_or_start(subject, objective, places, watch)
         found = search_and_prove(study, objective, prover, subject, budget, watch)
         with uninterrupted():
-            return write_results(found, subject, objective, places, budget, _plain(options))
+            return write_results(found, subject, objective, prover, places, budget, _plain(options))
 
 
 def bench(options: BenchOptions, observer: Observer | None = None) -> RunRecord:
@@ -137,6 +159,58 @@ def bench(options: BenchOptions, observer: Observer | None = None) -> RunRecord:
         )
         save_record(found, file)
         return found
+
+
+def audit(options: AuditOptions, observer: Observer | None = None) -> AuditRecord:
+    """Return the record of a policy held against every gate; it is written as `audit.json`, whole or not at all."""
+    watch = observer or Observer()
+    started = time.monotonic()
+    gates = check_names(options.only, GATES)
+    file = GatesFile() if options.gates is None else load_gates(options.gates, GATES)
+    check_checkpoints(options.checkpoints)
+    device = describe(options.device)
+    if str(options.policy) not in graph_preset_names():  # a file that is wrong is told before anything runs
+        unseen_seed(policy_or_preset(options.policy, str(device.kind)), options.seed)
+    loaded = load(options.workload)
+    run_dir = options.run_dir or Path("runs") / loaded.name
+    check_writable(run_dir)
+    with watch, terminated_as_interrupted():
+        watch.stage("recording")
+        audited = _audited(options, file, loaded, device)
+        verdicts = run_gates(gates, audited, file.thresholds, off=file.off, observer=watch)
+        file_of_record = run_dir / "audit.json"
+        found = held_against_former(
+            audit_record(audited, verdicts, policy=str(options.policy), record_file=file_of_record, started=started),
+            file_of_record,
+        )
+        with uninterrupted():
+            save_audit(found, file_of_record)
+        return found
+
+
+def _audited(options: AuditOptions, file: GatesFile, loaded: LoadedWorkload, device: DeviceInfo) -> Audited:
+    """Return what is audited, on batches and a seed that the search has not seen."""
+    kind, is_file = str(device.kind), options.policy.exists()
+    if str(options.policy) in graph_preset_names() and not is_file:
+        policy = policy_for(options.policy, kind, record(loaded.workload, device=kind).op_graph)
+    else:
+        policy = policy_or_preset(options.policy, kind)
+    audited = Audited(
+        loaded=loaded,
+        policy=policy,
+        policy_file=options.policy if is_file else None,
+        rule_lines=rule_lines(options.policy) if is_file else (),
+        device=device,
+        seed=unseen_seed(policy, options.seed),
+        skip=num_seen(policy),
+        price_per_hour=options.price_per_hour,
+        checkpoints=options.checkpoints,
+        horizon=int(file.thresholds.get(FIDELITY.name, {}).get("horizon", FIDELITY.defaults["horizon"])),
+        gates_file=options.gates,
+    )
+    check_first_loss(audited.recording)
+    require_reproducible(audited.recording, loaded.workload)
+    return audited
 
 
 def plan(options: PlanOptions) -> ModeledPlan:

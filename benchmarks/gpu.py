@@ -29,6 +29,7 @@ from autoprec.runtime.matmul_precision import supported
 from autoprec.workload import Workload, load_batches
 
 SEED = 0
+COMPILED = ("autocast-bf16-compiled",)  # the strongest of them; each compiles for most of a minute
 
 
 def _workload(name: str, config: Any, batch: Mapping[str, torch.Tensor]) -> Workload:
@@ -88,6 +89,7 @@ def measure(workload: Workload, info: DeviceInfo, rounds: int) -> dict[str, Any]
     policies = {name: preset(name, info.kind) for name in preset_names(info.kind)}
     # Of the models' layers, some have sizes that FP8 kernels do not take; the linear layers below have none.
     names = [name for name in policies if name != "fp8-matmul" and not _lacks(policies[name], info)]
+    names = [name for name in names if policies[name].compile == "as_given" or name in COMPILED]
     with ExitStack() as stack:
 
         def train(each: Workload, name: str) -> Training:

@@ -1,5 +1,6 @@
 """What every test relies on: one seed, no network, and a reasoned skip where there is no CUDA device."""
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -8,13 +9,17 @@ import hypothesis
 import pytest
 import torch
 
+from tests.two_ranks import TwoRanks
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # models are built from configs; nothing may be fetched
 os.environ.pop("AUTOPREC_DEBUG", None)
 # Op times are kept for the tests of one run, and apart from those of whoever runs them. Workers inherit the folder.
 os.environ.setdefault("AUTOPREC_CACHE", tempfile.mkdtemp(prefix="autoprec-op-times-"))
 
 # A test must say the same on every run and machine: examples are derived from the test, and nothing is timed.
-hypothesis.settings.register_profile("autoprec", derandomize=True, deadline=None, max_examples=100)
+# `make test-long` draws more.
+hypothesis.settings.register_profile("autoprec", derandomize=True, deadline=None, max_examples=50)
+hypothesis.settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=500)
 hypothesis.settings.load_profile("autoprec")
 
 
@@ -27,6 +32,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(no_gpu)
 
 
+def pytest_collection_finish() -> None:
+    """Keep what is loaded by now out of every garbage collection: runs of the tuner collect at each trial's end."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _one_seed() -> Iterator[None]:
     """Start every test from one seed and give the random state back, so that no test depends on its neighbors."""
@@ -34,3 +45,11 @@ def _one_seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_rng_state(state)
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[TwoRanks]:
+    """Yield two processes for the tests of this worker that train in parallel."""
+    pair = TwoRanks()
+    yield pair
+    pair.end()

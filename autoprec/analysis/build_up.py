@@ -13,7 +13,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autoprec.analysis.low_step import LowFormat, LowReplay, Reference, gradients_of, relative_error
+from autoprec.analysis.low_format import LowFormat
+from autoprec.analysis.low_step import LowReplay, Reference, gradients_of, relative_error
 from autoprec.capture import Recording, Replay
 from autoprec.capture.facts import tensors_in_tree
 from autoprec.graph.opgraph import OpNode

@@ -9,7 +9,8 @@ from autoprec.analysis.causes import Seen, cause_of
 from autoprec.analysis.downstream import first_not_finite
 from autoprec.analysis.faults import FormatCheck, check_format
 from autoprec.analysis.kernel_faults import KernelFault, kernel_faults
-from autoprec.analysis.low_step import LowFormat, Reference
+from autoprec.analysis.low_format import LowFormat
+from autoprec.analysis.low_step import Reference
 from autoprec.analysis.marks import Mark, Reason, ReasonCode
 from autoprec.analysis.repair import Repair, find_repair, units_of
 from autoprec.analysis.site_numbers import site_numbers

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from autoprec.analysis.low_step import LowFormat, LowReplay, Reference
+from autoprec.analysis.low_format import LowFormat
+from autoprec.analysis.low_step import LowReplay, Reference
 from autoprec.capture.facts import tensors_in_tree
 from autoprec.graph.opgraph import OpNode
 from autoprec.graph.site import Site

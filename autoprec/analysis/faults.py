@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoprec.analysis.low_step import Damage, LowFormat, Reference, damage, gradients_of, relative_error
+from autoprec.analysis.low_format import LowFormat
+from autoprec.analysis.low_step import Damage, Reference, damage, gradients_of, relative_error
 from autoprec.capture import Replay
 from autoprec.graph.site import Site
 from autoprec.numerics import format_named

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from autoprec.analysis.low_step import Gradients, LowFormat, LowReplay, Reference, gradients_of, relative_error
+from autoprec.analysis.low_format import LowFormat
+from autoprec.analysis.low_step import Gradients, LowReplay, Reference, gradients_of, relative_error
 from autoprec.graph.site import Site
 from autoprec.graph.uses import uses_of
 

@@ -9,7 +9,8 @@ from autoprec.analysis.constants import constant_marks, lost_constants
 from autoprec.analysis.diagnosis import MOST_STEPS, Diagnosis, diagnose, diagnosis_marks
 from autoprec.analysis.extremes import extremes_of
 from autoprec.analysis.loss_scale import GradientHistograms, largest_scale, loss_scale_advice
-from autoprec.analysis.low_step import Kernels, LowFormat, Reference, low_format, reference_of
+from autoprec.analysis.low_format import Kernels, LowFormat, low_format
+from autoprec.analysis.low_step import Reference, reference_of
 from autoprec.analysis.marks import Mark, merge
 from autoprec.analysis.patterns import pattern_marks
 from autoprec.analysis.ranges import ranges_of

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from autoprec.analysis.faults import FormatCheck
-from autoprec.analysis.low_step import LowFormat, Reference, damage
+from autoprec.analysis.low_format import LowFormat
+from autoprec.analysis.low_step import Reference, damage
 from autoprec.graph.layers import layers_of
 from autoprec.graph.opgraph import OpGraph
 from autoprec.graph.site import Site

@@ -17,7 +17,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autoprec.analysis.low_step import LowFormat, LowReplay, Reference, gradients_of
+from autoprec.analysis.low_format import LowFormat
+from autoprec.analysis.low_step import LowReplay, Reference, gradients_of
 from autoprec.graph.site import Site
 from autoprec.ops import lookup
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import scipy.stats
 
-from autoprec.analysis.low_step import LowFormat, Reference, damage
+from autoprec.analysis.low_format import LowFormat
+from autoprec.analysis.low_step import Reference, damage
 from autoprec.analysis.repair import Unit, units_of
 from autoprec.analysis.sensitivity import Sensitivity, sensitivities
 from autoprec.graph.site import Site

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from autoprec.analysis.low_step import LowFormat, LowReplay
+from autoprec.analysis.low_format import LowFormat
+from autoprec.analysis.low_step import LowReplay
 from autoprec.capture import Recording
 from autoprec.capture.facts import tensors_in_tree
 from autoprec.graph.opgraph import OpNode

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 import autoprec
+from autoprec.cli.audit import audit
 from autoprec.cli.bench import bench
 from autoprec.cli.env import env
 from autoprec.cli.inspect import inspect
@@ -41,6 +42,7 @@ app.command()(inspect)
 app.command()(tune)
 app.command()(bench)
 app.command()(plan)
+app.command()(audit)
 app.add_typer(policy_app, name="policy")
 app.command()(env)
 

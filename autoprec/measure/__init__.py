@@ -4,6 +4,7 @@ Everything here trains or times on the device at hand and returns values; what a
 """
 
 from autoprec.measure.deadline import StepTooSlow, step_deadline
+from autoprec.measure.energy import Energy, energy_meter
 from autoprec.measure.fidelity import Fidelity, compare, hopeless
 from autoprec.measure.memory import MemoryUse, measure_memory
 from autoprec.measure.step_time import Ratio, interleave, interleave_until, speedup
@@ -12,6 +13,7 @@ from autoprec.measure.traced import trace_policy
 from autoprec.measure.training import Training
 
 __all__ = [
+    "Energy",
     "Fidelity",
     "MemoryUse",
     "Ratio",
@@ -19,6 +21,7 @@ __all__ = [
     "Training",
     "Trend",
     "compare",
+    "energy_meter",
     "hopeless",
     "interleave",
     "interleave_until",

@@ -1,7 +1,7 @@
 """Training: one run of a workload under a policy, step by step, repeatable and paired with others of its seed."""
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from os import PathLike
 from typing import Any
@@ -53,6 +53,7 @@ class Training:
         self.num_skipped = 0
         self._workload, self._batches, self._seed = workload, batches, seed
         self._closed = False
+        self._num_before = 0
         self._scope = ExitStack()
         self._updated: list[torch.Tensor | None] = []
         with seeded(seed, MODEL_STREAM, self.device):
@@ -74,8 +75,8 @@ class Training:
 
     @property
     def num_steps(self) -> int:
-        """Return the number of steps trained, skipped ones included."""
-        return len(self.losses)
+        """Return the number of steps trained, skipped ones and those before a checkpoint included."""
+        return self._num_before + len(self.losses)
 
     def step(self) -> float:
         """Train one step and return its loss, as it is even if it is not finite."""
@@ -132,6 +133,26 @@ class Training:
         if not self._updated or any(bool(found) for found in self._updated if found is not None):
             self.num_skipped += 1
         return self.losses[-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a training script saves: the states of model, optimizer and precision, and the steps done."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "precision": self.precision.state_dict(),
+            "num_steps": self.num_steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, other_policy: bool = False) -> None:
+        """Go on where the run that saved `state` stood: its next batch, and the random numbers of its next step.
+
+        `other_policy`: only model and optimizer are taken, as `Precision.load_state_dict` asks for then.
+        """
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if not other_policy:
+            self.precision.load_state_dict(state["precision"])
+        self._num_before = int(state["num_steps"]) - len(self.losses)
 
     def close(self) -> None:
         """Take the policy out and free model and optimizer. Idempotent."""

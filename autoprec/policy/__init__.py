@@ -11,10 +11,12 @@ from autoprec.policy.parameters import BatchNorm, Gradients, Master, OptimizerSt
 from autoprec.policy.pattern import SitePattern, anchored, pattern_of
 from autoprec.policy.policy import (
     AS_GIVEN,
+    COMPANIONS,
     FLOAT8,
     INSIDE_FP32,
     PROMOTE,
     RULE_FORMATS,
+    Compilation,
     Float8,
     LossScale,
     LossScaleKind,
@@ -31,6 +33,7 @@ from autoprec.policy.resolve import ResolvedPolicy, hint_of_op, nearest_patterns
 
 __all__ = [
     "AS_GIVEN",
+    "COMPANIONS",
     "FLOAT8",
     "INSIDE_FP32",
     "PRESETS",
@@ -38,6 +41,7 @@ __all__ = [
     "RULE_FORMATS",
     "SCHEMA",
     "BatchNorm",
+    "Compilation",
     "Float8",
     "Gradients",
     "LossScale",

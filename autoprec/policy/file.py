@@ -10,7 +10,7 @@ from typing import Any
 from autoprec.errors import PolicyFileError
 from autoprec.files import write_text
 from autoprec.policy.parameters import Parameters
-from autoprec.policy.policy import Float8, LossScale, Policy, Rule
+from autoprec.policy.policy import COMPANIONS, Float8, LossScale, Policy, Rule
 from autoprec.policy.yaml_nodes import Entry, compose
 from autoprec.policy.yaml_text import aligned, flow, quoted, scalar
 
@@ -26,6 +26,7 @@ _KEYS = (
     "loss_scale",
     "memory_format",
     "optimizer",
+    "compile",
     "outputs",
     "rules",
     "fallback",
@@ -34,6 +35,7 @@ _KEYS = (
 _RULE_KEYS = ("sites", "format", "why")
 # Fields of a loss scale that are written although they have their default; dynamic states all.
 _STATED = {"none": ("kind",), "static": ("kind", "initial")}
+_LONGEST_LINE = 120
 _ANY = (Rule(sites="*", format="fp32"),)
 
 
@@ -71,7 +73,7 @@ def dump_policy(policy: Policy) -> str:
         "float32_matmul",
         *(("float8",) if policy.float8 != Float8() else ()),
         "loss_scale",
-        *(name for name in ("memory_format", "optimizer") if plain[name] != "as_given"),
+        *(name for name in COMPANIONS if plain[name] != "as_given"),
         "outputs",
     )
     lines += [f"{key}: {flow(plain[key])}" for key in settings]
@@ -80,7 +82,7 @@ def dump_policy(policy: Policy) -> str:
     lines.append(f"fallback: {''.join(_rule_cells(policy.fallback))}")
     if policy.evidence:
         lines.append("evidence:")
-        lines += [f"  {scalar(key)}: {flow(value)}" for key, value in sorted(plain["evidence"].items())]
+        lines += _block(plain["evidence"], "  ")
     return "\n".join(lines) + "\n"
 
 
@@ -104,6 +106,7 @@ def to_plain(policy: Policy) -> dict[str, Any]:
         "loss_scale": _loss_scale_plain(policy.loss_scale),
         "memory_format": policy.memory_format,
         "optimizer": policy.optimizer,
+        "compile": policy.compile,
         "outputs": policy.outputs,
         "rules": [_rule_plain(rule) for rule in policy.rules],
         "fallback": _rule_plain(policy.fallback),
@@ -115,6 +118,18 @@ def _sorted_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _sorted_plain(value[key]) for key in sorted(value)}
     return [_sorted_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _block(values: Mapping[str, Any], indent: str) -> list[str]:
+    """Return a mapping with one key a line; what is itself a mapping too long for a line goes on below its key."""
+    lines = []
+    for key, value in values.items():
+        line = f"{indent}{scalar(key)}: {flow(value)}"
+        if isinstance(value, Mapping) and len(line) > _LONGEST_LINE:
+            lines += [f"{indent}{scalar(key)}:", *_block(value, f"{indent}  ")]
+        else:
+            lines.append(line)
+    return lines
 
 
 def _rule_plain(rule: Rule) -> dict[str, str]:
@@ -181,6 +196,7 @@ def _policy(root: Entry) -> Policy:
         "loss_scale": _loss_scale,
         "memory_format": lambda entry: entry.text("memory_format"),
         "optimizer": lambda entry: entry.text("optimizer"),
+        "compile": lambda entry: entry.text("compile"),
         "outputs": lambda entry: entry.text("outputs"),
         "fallback": lambda entry: _rule(entry, "fallback"),
         "evidence": _evidence,

@@ -19,10 +19,13 @@ MatmulPrecision: TypeAlias = Literal["ieee", "tf32", "bf16"]
 Outputs: TypeAlias = Literal["fp32", "computed"]
 MemoryFormat: TypeAlias = Literal["as_given", "channels_last"]
 OptimizerKernels: TypeAlias = Literal["as_given", "fused"]
+Compilation: TypeAlias = Literal["as_given", "inductor"]
 LossScaleKind: TypeAlias = Literal["none", "static", "dynamic"]
 Scaling: TypeAlias = Literal["tensorwise", "rowwise"]
 
 AS_GIVEN = "as_given"
+# Settings that go with a policy and say nothing about formats; `as_given` leaves things as they are.
+COMPANIONS = ("memory_format", "optimizer", "compile")
 PROMOTE = "promote"
 # Formats of sites that compute on FP32 tensors: the precision inside their matmuls, convolutions and RNNs.
 INSIDE_FP32: Mapping[str, MatmulPrecision] = MappingProxyType(
@@ -192,7 +195,8 @@ class Policy:
     `rules` must end with one that catches every site (`*`). `outputs` says whether the root module hands its
     results back in fp32 or as they were computed. `float32_matmul` is the precision inside FP32 matmuls.
     `memory_format` is the layout of parameters with 4 or 5 dimensions, the weights of convolutions. `optimizer`
-    says whether `precision.optimizer` has optimizers step in torch's fused kernels.
+    says whether `precision.optimizer` has optimizers step in torch's fused kernels. `compile` says whether `apply`
+    has torch.compile, with its backend inductor, compile the model.
     `evidence` holds what a file can: text, numbers, booleans, None, and lists and mappings of these; it is frozen.
 
     Raises: `PolicyError` if a field holds what a policy cannot say.
@@ -207,6 +211,7 @@ class Policy:
     loss_scale: LossScale = LossScale()
     memory_format: MemoryFormat = "as_given"
     optimizer: OptimizerKernels = "as_given"
+    compile: Compilation = "as_given"
     outputs: Outputs = "fp32"
     fallback: Rule = Rule(sites="*", format="fp32")
     evidence: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -230,6 +235,7 @@ class Policy:
         check_choice("float32_matmul", self.float32_matmul, get_args(MatmulPrecision))
         check_choice("memory_format", self.memory_format, get_args(MemoryFormat))
         check_choice("optimizer", self.optimizer, get_args(OptimizerKernels))
+        check_choice("compile", self.compile, get_args(Compilation))
         if self.optimizer == "fused" and self.parameters.optimizer_state != "fp32":
             raise PolicyError(
                 f"optimizer is 'fused' and parameters.optimizer_state {self.parameters.optimizer_state!r}: torchao's "

@@ -28,7 +28,7 @@ class Preset:
     that it repeats, `does` what that comes to, `leaves_out` what of the original no policy can say. It is a baseline
     of `tune` where the device `runs` its formats, or only where it has `native` units for them; never where it
     emulates; and one `for_convolutions` only where there are some. `has_twin`: there is a second row, with the weights
-    of convolutions channels last.
+    of convolutions channels last. `has_compiled_twin`: for each of these there is one under torch.compile.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Preset:
     baseline: Baseline = "native"
     for_convolutions: bool = False
     has_twin: bool = False
+    has_compiled_twin: bool = False
 
 
 def _twin(row: Preset) -> Preset:
@@ -61,6 +62,31 @@ def _twin(row: Preset) -> Preset:
     )
 
 
+def _compiled_twin(row: Preset) -> Preset:
+    """Return the row of a preset under torch.compile."""
+    name = f"{row.name}-compiled"
+
+    def build(device_kind: str) -> Policy:
+        assert row.build is not None
+        return replace(row.build(device_kind), name=name, compile="inductor")
+
+    return replace(
+        row,
+        name=name,
+        stands_for=f"{row.stands_for}, under torch.compile",
+        does=f"as {row.name}, compiled with inductor",
+        build=build,
+        has_compiled_twin=False,
+    )
+
+
+def _with_twins(row: Preset) -> tuple[Preset, ...]:
+    """Return a row and its twins."""
+    rows = (row, _twin(row)) if row.has_twin else (row,)
+    compiled = tuple(_compiled_twin(each) for each in rows) if row.has_compiled_twin else ()
+    return (*rows, *compiled)
+
+
 _ROWS = (
     Preset(
         name="fp32",
@@ -69,6 +95,7 @@ _ROWS = (
         build=fp32,
         baseline="runs",
         has_twin=True,
+        has_compiled_twin=True,
     ),
     Preset(
         name="fp32-matmul-bf16",
@@ -96,6 +123,7 @@ _ROWS = (
         build=partial(autocast, "bf16", LossScale()),
         baseline="runs",
         has_twin=True,
+        has_compiled_twin=True,
     ),
     Preset(
         name="autocast-fp16",
@@ -135,6 +163,7 @@ _ROWS = (
         ),
         baseline="runs",
         has_twin=True,
+        has_compiled_twin=True,
     ),
     Preset(
         name="bf16-stochastic",
@@ -234,9 +263,7 @@ _ROWS = (
         kinds=_FLOAT8_KINDS,
     ),
 )
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {row.name: row for first in _ROWS for row in ((first, _twin(first)) if first.has_twin else (first,))}
-)
+PRESETS: Mapping[str, Preset] = MappingProxyType({row.name: row for first in _ROWS for row in _with_twins(first)})
 
 
 def preset_names(device_kind: str) -> tuple[str, ...]:

@@ -108,7 +108,8 @@ class TrialRecord:
 
     `losses` and the step times are one number a step, candidate and FP32 reference paired by round.
     `choice` holds the parameters the search chose; a baseline has none. A trial with `emulated` formats has a fidelity
-    and no times, since emulation says nothing about speed.
+    and no times, since emulation says nothing about speed. `compile_s` is the time of the first steps, which are not
+    timed, where the policy compiles the model.
     """
 
     number: int
@@ -129,6 +130,7 @@ class TrialRecord:
     num_steps: int = 0
     num_skipped: int = 0
     wall_s: float = 0.0
+    compile_s: float = 0.0
     losses: tuple[float, ...] = ()
     step_times_s: tuple[float, ...] = ()
     reference_step_times_s: tuple[float, ...] = ()

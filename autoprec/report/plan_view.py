@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autoprec.measure.device_profiles import DeviceProfile
-from autoprec.report.views import bytes_text, seconds_text
+from autoprec.records.quantities import bytes_text, seconds_text
 from autoprec.search.modeled import ModeledPlan
 from autoprec.search.modeled_step import ModeledPolicy
 

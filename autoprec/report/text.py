@@ -11,11 +11,16 @@ from autoprec.report.views import RunView, TrialRow
 
 def print_run(view: RunView, console: Console) -> None:
     """Print a run's summary; off a terminal without the spaces that fill lines up."""
+    print_trimmed(render_run(view), console)
+
+
+def print_trimmed(page: RenderableType, console: Console) -> None:
+    """Print a page; off a terminal without the spaces that fill lines up."""
     if console.is_terminal:
-        console.print(render_run(view))
+        console.print(page)
         return
     with console.capture() as capture:
-        console.print(render_run(view))
+        console.print(page)
     console.out("\n".join(line.rstrip() for line in capture.get().splitlines()), highlight=False)
 
 

@@ -6,11 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autoprec.records.planner import PlannerRecord
-from autoprec.records.run import ChosenRecord, FidelityRecord, Interval, RunRecord, TrialRecord
+from autoprec.records.quantities import (
+    bytes_text,
+    count_text,
+    interval_text,
+    percent_text,
+    seconds_text,
+    times_text,
+)
+from autoprec.records.run import ChosenRecord, FidelityRecord, RunRecord, TrialRecord
 from autoprec.search.decide import faithful_baselines, speedup_of
 
 _ENDED_EARLY = {"pruned": "ended early", "failed": "failed"}
-_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +90,8 @@ def headline(record: RunRecord) -> str:
     rival = _rival(record, chosen)
     if record.verdict == "improved":
         return (
-            f"{chosen.name} trains {_times(chosen.speedup_vs_fp32)} as fast as fp32 and "
-            f"{_times(chosen.speedup_vs_best_baseline)} as fast as {chosen.best_baseline}, the best baseline"
+            f"{chosen.name} trains {times_text(chosen.speedup_vs_fp32)} as fast as fp32 and "
+            f"{times_text(chosen.speedup_vs_best_baseline)} as fast as {chosen.best_baseline}, the best baseline"
             f"{f' (that of {rival.name} is within its spread)' if rival else ''}{state}"
         )
     if rival is not None:
@@ -115,7 +122,7 @@ def trial_line(trial: TrialRecord) -> str:
 
 def best_line(trial: TrialRecord) -> str:
     """Return the best trial so far in a few words."""
-    return f"best: {trial.name} {_times(speedup_of(trial))} fp32"
+    return f"best: {trial.name} {times_text(speedup_of(trial))} fp32"
 
 
 def proven_fidelity(record: RunRecord, trial: TrialRecord | None) -> FidelityRecord | None:
@@ -144,12 +151,12 @@ def _planned(planner: PlannerRecord | None) -> Iterator[tuple[str, str]]:
     if planner is None:
         return
     units = sum(each.num_measured for each in planner.errors.values())
-    sources = f"times of {_count(planner.num_signatures, 'op', 'ops')} and errors of {_count(units, 'group', 'groups')}"
+    sources = f"times of {count_text(planner.num_signatures, 'op')} and errors of {count_text(units, 'group')}"
     if not planner.plans:
         yield "planned", f"nothing: by the {sources}, no site is faster low"
         return
     best = max(planner.plans, key=lambda plan: plan.saved_s)
-    number = _count(len(planner.plans), "plan", "plans")
+    number = count_text(len(planner.plans), "plan")
     yield (
         "planned",
         f"{number} from the {sources}; the fastest saves {1e3 * best.saved_s:.3g} ms a step with "
@@ -163,7 +170,7 @@ def measured_trials(record: RunRecord) -> tuple[TrialRecord, ...]:
 
 
 def _num_measured(record: RunRecord) -> str:
-    return _count(len(measured_trials(record)), "policy", "policies")
+    return count_text(len(measured_trials(record)), "policy", "policies")
 
 
 def _baselines_title(record: RunRecord) -> str:
@@ -187,7 +194,7 @@ def _trial_row(trial: TrialRecord, record: RunRecord) -> TrialRow:
     notes = ("written" * is_written, trial.reason if doubt in trial.reason else f"{doubt} {trial.reason}".strip())
     return TrialRow(
         name=trial.name,
-        speedup="-" if speedup is None else _with_interval(speedup),
+        speedup="-" if speedup is None else interval_text(speedup),
         step="-" if speedup is None or pace is None else seconds_text(pace / speedup.value),
         steps_lost="-" if fidelity is None else _steps_lost(fidelity),
         memory="-" if trial.memory is None else bytes_text(trial.memory.total_bytes),
@@ -221,7 +228,7 @@ def _kept_title(record: RunRecord) -> str:
 
 def _kept(record: RunRecord) -> tuple[KeptRow, ...]:
     rows = () if record.chosen is None else record.chosen.kept
-    return tuple(KeptRow(sites=row.sites, count=_count(row.num_sites, "site"), why=row.why) for row in rows)
+    return tuple(KeptRow(sites=row.sites, count=count_text(row.num_sites, "site"), why=row.why) for row in rows)
 
 
 def _proof(record: RunRecord) -> tuple[tuple[str, str], ...]:
@@ -232,7 +239,7 @@ def _proof(record: RunRecord) -> tuple[tuple[str, str], ...]:
         if check.evaluate_candidate is not None and check.evaluate_reference is not None:
             text += f"; evaluate {check.evaluate_candidate:.4g}, fp32 {check.evaluate_reference:.4g}"
         if check.versus_baseline is not None:
-            text += f"; {_with_interval(check.versus_baseline)} the best baseline, timed side by side"
+            text += f"; {interval_text(check.versus_baseline)} the best baseline, timed side by side"
         lines.append((f"verification of {check.name}", text))
     trial = next((t for t in record.trials if record.chosen is not None and t.number == record.chosen.trial), None)
     fidelity = proven_fidelity(record, trial)
@@ -283,50 +290,18 @@ def _speedup_text(trial: TrialRecord) -> str:
     speedup = speedup_of(trial)
     if speedup is None:
         return ""
-    return _with_interval(speedup) if trial.name == "fp32" else f"{_times(speedup)} fp32"
+    return interval_text(speedup) if trial.name == "fp32" else f"{times_text(speedup)} fp32"
 
 
 def _skipped(trial: TrialRecord) -> str:
-    return f"{_count(trial.num_skipped, 'step')} skipped by the loss scale" if trial.num_skipped else ""
-
-
-def _count(number: int, noun: str, plural: str = "") -> str:
-    return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def _times(interval: Interval | None) -> str:
-    return "?" if interval is None else f"{interval.value:.2f}x"
-
-
-def _with_interval(interval: Interval) -> str:
-    return f"{interval.value:.2f}x ({interval.low:.2f} to {interval.high:.2f})"
+    return f"{count_text(trial.num_skipped, 'step')} skipped by the loss scale" if trial.num_skipped else ""
 
 
 def _fidelity(fidelity: FidelityRecord) -> str:
     if not math.isfinite(fidelity.steps_lost_frac):
         return fidelity.verdict
-    return f"{fidelity.verdict}, {_percent(fidelity.steps_lost_frac)} lost"
+    return f"{fidelity.verdict}, {percent_text(fidelity.steps_lost_frac)} lost"
 
 
 def _steps_lost(fidelity: FidelityRecord) -> str:
-    return _percent(fidelity.steps_lost_frac) if math.isfinite(fidelity.steps_lost_frac) else "-"
-
-
-def _percent(fraction: float) -> str:
-    return f"{100 * fraction:.2g} %"
-
-
-def seconds_text(seconds: float) -> str:
-    """Return a time in the unit that fits it, in three digits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
-def bytes_text(number: int) -> str:
-    """Return a size in the unit that fits it, in three digits."""
-    for unit, size in _BYTES:
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number} B"
+    return percent_text(fidelity.steps_lost_frac) if math.isfinite(fidelity.steps_lost_frac) else "-"

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from autoprec.graph.site import LOSS_MODULE
 from autoprec.runtime.calls import BODIES, Call
-from autoprec.runtime.compiled import not_compiled_alone, run_graph_aside
+from autoprec.runtime.compiled import allow_effects, end_effects, not_compiled_alone, run_graph_aside
 from autoprec.runtime.plans import BACKWARD, CASTABLE, COMPARISONS, PROMOTE, Action, Executor, ModulePlans, agrees
 from autoprec.runtime.site_mode import Frame, SiteMode
 from autoprec.runtime.weight_casts import SMALLEST, WeightCasts, to_dtype
@@ -67,10 +68,26 @@ class CastMode(SiteMode):
         self.casts: Mapping[torch.dtype, dict[int, _Cast]] = {dtype: {} for dtype in CASTABLE}
         super().__init__()
 
+    def enter(self, module: str, counts: Mapping[str, int] | None = None) -> Frame:
+        """Make `module` own the calls made until `leave()`; `counts` are those of a frame that goes on here."""
+        frame = Frame(module, counts)
+        if not is_dynamo_compiling():
+            self.frames.append(frame)
+            return frame
+        allow_effects()
+        self.frames.append(frame)
+        end_effects()
+        return frame
+
     def leave(self) -> None:
         """Give the calls back to the module that owned them before."""
+        if is_dynamo_compiling():  # no cast is kept, and asking for them would guard on each
+            allow_effects()
+            super().leave()
+            end_effects()
+            return
         super().leave()
-        if self.frames[-1].module == LOSS_MODULE and not is_dynamo_compiling():  # it would guard on each cast
+        if self.frames[-1].module == LOSS_MODULE:
             self.forget_weights()
 
     def forget_weights(self) -> None:
@@ -90,7 +107,13 @@ class CastMode(SiteMode):
             return func(*args, **(kwargs or {}))
         if is_dynamo_compiling():  # it traces no plans: there is time to look it up
             run_graph_aside()
-            return super().__torch_function__(func, types, args, kwargs)
+            if func is checkpoint:  # eager checkpointing is no call that a mode sees
+                return self._checkpointed(func, *args, **(kwargs or {}))
+            allow_effects()
+            try:
+                return super().__torch_function__(func, types, args, kwargs)
+            finally:
+                end_effects()
         frame = self.frames[-1]
         plans: ModulePlans = frame.plans or self._planned(frame)
         if func in plans.idle:
@@ -106,6 +129,15 @@ class CastMode(SiteMode):
         if plan.dtype is not None and not kwargs and not frame.leaves_alone():
             return self._call_plain(func, plan.dtype, args)
         return self.on_site(func, call, frame, index, args, kwargs)
+
+    def _checkpointed(self, func: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Have torch.compile checkpoint a function with the mode inside: it traces the function apart from the rest."""
+
+        def run(*given: Any, **named: Any) -> Any:
+            with self:
+                return function(*given, **named)
+
+        return func(run, *args, **kwargs)
 
     def _planned(self, frame: Frame) -> ModulePlans:
         """Give a frame its plans with its first call; under torch.compile, which would guard on them, it gets none."""

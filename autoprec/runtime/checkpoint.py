@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autoprec.errors import ApplyError
-from autoprec.policy import Policy, to_plain
+from autoprec.policy import COMPANIONS, Policy, to_plain
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.storage import ParameterStorage
 
@@ -19,7 +19,7 @@ _SILENT = ("name", "device", "evidence")
 def policy_hash(policy: Policy) -> str:
     """Return a hash of everything in a policy that decides how training computes."""
     plain = {key: value for key, value in to_plain(policy).items() if key not in _SILENT}
-    for name in ("memory_format", "optimizer"):
+    for name in COMPANIONS:
         if plain[name] == "as_given":  # as in checkpoints of versions that knew no other
             del plain[name]
     plain["rules"] = [(rule.sites, rule.format) for rule in policy.rules]

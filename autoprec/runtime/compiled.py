@@ -9,6 +9,7 @@ import torch
 from autoprec.runtime.running import RUNNING
 
 _DONE = "_autoprec_runs_aside"
+_DEPTH = "_autoprec_effects"
 
 
 def run_graph_aside() -> None:
@@ -26,6 +27,36 @@ def run_graph_aside() -> None:
 
 # torch.compile calls it while it traces and does not trace it: what `assume_constant_result` would set.
 run_graph_aside._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def allow_effects() -> None:
+    """Let the mode keep its own account while torch.compile traces a checkpointed function, until `end_effects()`.
+
+    Frames and the counts of calls in them lie outside that function, and Dynamo refuses to change what does. They are
+    as they should be when the forward is through; the backward runs the graph again, whose casts are in it, and needs
+    none of them. Only those are let through: what the function itself changes is still refused. May be nested.
+    """
+    _change_effects(1)
+
+
+def end_effects() -> None:
+    """End what `allow_effects()` began."""
+    _change_effects(-1)
+
+
+def _change_effects(step: int) -> None:
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    tracer = InstructionTranslator.current_tx().output.current_tracer
+    if "checkpoint" not in str(tracer.source_target):
+        return
+    depth, before = getattr(tracer, _DEPTH, (0, tracer.unsafe_allow_externally_visible_side_effects))
+    setattr(tracer, _DEPTH, (depth + step, before))
+    tracer.unsafe_allow_externally_visible_side_effects = before or depth + step > 0
+
+
+allow_effects._dynamo_marked_constant = True  # type: ignore[attr-defined]
+end_effects._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def not_compiled_alone(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from autoprec.ops import Op
@@ -75,8 +76,10 @@ class InsideFp32:
             return func(*args, **kwargs)
         if dtypes != _FP32 and not call.writes_first and kwargs.get("out") is None:  # those compute in what they write
             args, kwargs = pytree.tree_map(_fp32, (args, kwargs))
-        run = _run_between_graphs if torch.compiler.is_compiling() else _run
-        return run(self, _SETTINGS[call.op.family], func, args, kwargs)
+        if is_dynamo_compiling():
+            _leave_to_python()
+            return _run_between_graphs(self, _SETTINGS[call.op.family], func, args, kwargs)
+        return _run(self, _SETTINGS[call.op.family], func, args, kwargs)
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:
@@ -105,9 +108,18 @@ def _run(inside: InsideFp32, settings: tuple[str, ...], func: Any, args: Any, kw
     return result
 
 
-_run_between_graphs = torch.compiler.disable(
-    _run, reason="torch.compile cannot trace a precision inside FP32 matmuls that holds for one call"
-)
+_run_between_graphs = _run
+
+
+def _leave_to_python() -> None:
+    """Have torch.compile not trace `_run_between_graphs`. Importing the compiler takes as long as importing torch."""
+    global _run_between_graphs  # noqa: PLW0603
+    if _run_between_graphs is _run:
+        why = "torch.compile cannot trace a precision inside FP32 matmuls that holds for one call"
+        _run_between_graphs = torch.compiler.disable(_run, reason=why)
+
+
+_leave_to_python._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while tracing, as `describe` is
 
 
 def _set(inside: InsideFp32, settings: tuple[str, ...], backward: object | None) -> _Hold:

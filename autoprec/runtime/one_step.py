@@ -109,6 +109,8 @@ def _refuse(what: str, precision: Precision) -> None:
             "outside, the loss code as loss=..., a function (model, batch)"
         )
     for path, module in precision.model.named_modules():
+        if module is precision.model and precision.policy.compile != "as_given":
+            continue  # its own compilation, which is set aside
         if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
             raise TraceError(
                 f"{what}: {f'module {path}' if path else 'the model'} is compiled, and compiled code runs kernels of "

@@ -18,8 +18,9 @@ from autoprec.runtime.kernels import base_name, floats_in, format_name
 from autoprec.runtime.one_step import Loss, watch_step
 from autoprec.runtime.precision import Precision
 from autoprec.runtime.running import RUNNING
+from autoprec.runtime.site_call import Phase, SiteCall
 from autoprec.runtime.undisturbed import leaves_behind
-from autoprec.runtime.watch import Phase, SiteCall, site_ahead
+from autoprec.runtime.watch import site_ahead
 
 Where: TypeAlias = Literal["batch", "parameter", "buffer", "forward", "backward"]
 

@@ -15,6 +15,7 @@ from autoprec.policy import Policy
 from autoprec.runtime import checkpoint
 from autoprec.runtime.actions import Actions
 from autoprec.runtime.checkpointing import keep_frames
+from autoprec.runtime.compilation import Compilation
 from autoprec.runtime.forwards import replace_forward, restore_forward
 from autoprec.runtime.fused import check_fused, fuse
 from autoprec.runtime.loss_scale import BoundedGradScaler
@@ -56,6 +57,7 @@ class Precision:
         self.policy = policy
         self.scaler = scaler
         self.layout = WeightLayout(policy.memory_format)
+        self.compilation = Compilation(policy)
         self.storage = ParameterStorage(policy.parameters)
         self._release_matmul: Callable[[], object] = lambda: None
         self._wrapped: tuple[nn.Module, ...] = ()
@@ -85,6 +87,7 @@ class Precision:
         twin.scaler.load_state_dict(self.scaler.state_dict())
         if self.is_installed:
             twin._claim_matmul()
+            twin.compilation.compile(twin.model, self.device)
         return twin
 
     def __reduce__(self) -> Any:
@@ -169,11 +172,15 @@ class Precision:
         self._put_in()
 
     def _put_in(self) -> None:
-        """Install what the policy says about sites and matmuls."""
+        """Install what the policy says about sites, matmuls and compilation."""
         self.model.__dict__[APPLIED] = self
         self._claim_matmul()
-        if not self.casts:
-            return
+        if self.casts:
+            self._install_casts()
+        self.compilation.compile(self.model, self.device)
+
+    def _install_casts(self) -> None:
+        """Have the modules cast what enters their sites."""
         keep_frames(checkpointed_in_frame)
         refuse_symbolic_tracing()
         self.plans_of(LOSS_MODULE)
@@ -195,6 +202,7 @@ class Precision:
         self.kept_casts.clear()
         for module in (*self.model.modules(), *self._wrapped):  # some may have been exchanged since
             restore_forward(module)
+        self.compilation.restore()
         self._release_matmul()
 
     def exchange(self, policy: Policy) -> None:

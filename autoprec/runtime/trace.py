@@ -10,8 +10,8 @@ from autoprec.policy import Policy
 from autoprec.runtime.kernels import Kernel
 from autoprec.runtime.one_step import Loss, watch_step
 from autoprec.runtime.precision import Precision
+from autoprec.runtime.site_call import SiteCall
 from autoprec.runtime.verdict import Judgement, Verdict, judge
-from autoprec.runtime.watch import SiteCall
 
 SCHEMA = 1
 _MAX_NAMED = 10

@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from autoprec.graph.site import LOSS_MODULE, Site
-from autoprec.policy import INSIDE_FP32, Policy, Rule, SitePattern
+from autoprec.policy import AS_GIVEN, INSIDE_FP32, Policy, Rule, SitePattern
 from autoprec.runtime.used_parameters import UsedParameter
 
 if TYPE_CHECKING:
     from autoprec.graph.uses import Uses
 
+_COMPANION_REMEDIES = {
+    "memory_format": "lay the model out by hand, FSDP2 cannot",
+    "optimizer": "build the optimizer with fused=True",
+    "compile": "call torch.compile by hand, after fully_shard",
+}
 _REACHES = "run in whatever dtype reaches them"
 
 
@@ -22,10 +27,9 @@ def settings_unexpressed(policy: Policy) -> Iterator[str]:
     if policy.loss_scale.kind != "none":
         scale = policy.loss_scale
         yield f"loss_scale: {scale.kind}, initial {scale.initial:g}: use torch.amp.GradScaler by hand"
-    if policy.memory_format != "as_given":
-        yield f"memory_format: {policy.memory_format}: lay the model out by hand, FSDP2 cannot"
-    if policy.optimizer != "as_given":
-        yield f"optimizer: {policy.optimizer}: build the optimizer with fused=True"
+    for name, remedy in _COMPANION_REMEDIES.items():
+        if getattr(policy, name) != AS_GIVEN:
+            yield f"{name}: {getattr(policy, name)}: {remedy}"
     stored = policy.parameters
     if stored.storage != "fp32":
         yield f"parameters.storage: {stored.storage}: convert the model by hand first"

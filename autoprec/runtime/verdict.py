@@ -9,7 +9,7 @@ import torch
 from autoprec.policy import AS_GIVEN, PROMOTE
 from autoprec.runtime.cast_mode import widest
 from autoprec.runtime.kernels import Kernel, format_name
-from autoprec.runtime.watch import SiteCall
+from autoprec.runtime.site_call import SiteCall
 
 Verdict: TypeAlias = Literal["honored", "exempt", "dishonored"]
 

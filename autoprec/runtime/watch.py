@@ -5,12 +5,10 @@ mode under it sees with which dtypes the site's function was entered after the c
 that really ran. The autograd nodes a site made carry a mark, so that their kernels find back to it in the backward.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from types import FrameType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -22,49 +20,16 @@ from autoprec.ops import canonical_name
 from autoprec.runtime.calls import Call
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.forwards import is_replaced, original_forward, replace_forward, restore_forward
-from autoprec.runtime.kernels import Kernel, base_name, floats_in, kernel_of, kind_of
+from autoprec.runtime.kernels import base_name, floats_in, kernel_of, kind_of
 from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame
-from autoprec.runtime.plans import BACKWARD, CASTABLE, agrees
+from autoprec.runtime.plans import BACKWARD
 from autoprec.runtime.precision import Precision
 from autoprec.runtime.running import RUNNING
+from autoprec.runtime.site_call import Phase, SiteCall, exemption_of
 from autoprec.runtime.site_mode import Frame, SiteMode
-
-Phase: TypeAlias = Literal["forward", "backward"]
 
 _MARK = "autoprec_site_call"
 _SHORT_WAY = 8  # nodes: views and casts
-
-
-class SiteCall:
-    """One call of a site: what it was given, how its function was entered, and the kernels that ran for it.
-
-    `given` and `entered` are the dtypes of the floating arguments before and after the casts; `entered` is None where
-    something else ran in place of the function. `casts_inside` says that torch cast inside the function;
-    `names_dtype` that the call has a `dtype=` of its own; `exemption` why a policy does not cast this call, and
-    `is_left_alone` that it must not even be touched; `agrees` that mixed dtypes are made to agree.
-    """
-
-    def __init__(self, site: Site, call: Call, func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
-        self.site, self.op, self.func = site, call.op, func
-        self.agrees = agrees(call)
-        floats = list(floats_in((*args, *kwargs.values())))
-        self.given = tuple(tensor.dtype for tensor in floats)
-        self.entered: tuple[torch.dtype, ...] | None = None
-        self.names_dtype = isinstance(kwargs.get("dtype"), torch.dtype) or any(
-            isinstance(value, torch.dtype) for value in args
-        )
-        self.exemption = ""
-        self.is_left_alone = False
-        self.is_autocast = bool(floats) and _is_autocast(floats[0].device.type)
-        self.is_emulated = False
-        self.casts_inside = False
-        self.is_inside = False
-        self.forward: list[Kernel] = []
-        self.backward: list[Kernel] = []
-
-    def note(self, kernel: Kernel, phase: Phase) -> None:
-        """Remember a kernel that computed."""
-        (self.forward if phase == "forward" else self.backward).append(kernel)
 
 
 class Probe(Protocol):
@@ -228,7 +193,7 @@ class _WatchedMode(OwnedMode):
         if not site_call.given:
             return self._run(func, call, frame, index, args, kwargs)
         site_call.is_emulated = self.is_emulated(call.op.name, index)
-        site_call.exemption, site_call.is_left_alone = _exemption(call, frame, args, kwargs)
+        site_call.exemption, site_call.is_left_alone = exemption_of(call, frame, args, kwargs)
         run = partial(self._run, func, call, frame, index, args, kwargs)
         return self._watch.around(run, site_call)
 
@@ -258,43 +223,6 @@ def site_ahead() -> SiteCall | None:
         if call is not None:
             return call
     return None
-
-
-def _exemption(call: Call, frame: Frame, args: Any, kwargs: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return why the stated semantics keep a policy from casting this call, and whether it must stay untouched."""
-    others = [t.dtype for t in floats_in((*args, *kwargs.values())) if t.dtype not in CASTABLE]
-    if frame.leaves_alone():
-        return f"left alone: {_alone()}", True
-    if kwargs.get("max_norm") is not None:
-        return "left alone: the embedding renormalizes its weight in place", True
-    if others:
-        return f"left alone: an argument is {str(others[0]).removeprefix('torch.')}", True
-    if call.writes:
-        return "left alone: its op is declared to write to an argument", True
-    if kwargs.get("out") is not None:
-        return "writes to out=, and computes in the dtype of that", False
-    if _writes(call, kwargs):
-        return "writes to its first argument, and computes in the dtype of that", False
-    return "", False
-
-
-def _writes(call: Call, kwargs: Mapping[str, Any]) -> bool:
-    return call.writes_first or kwargs.get("inplace") is True
-
-
-def _alone() -> str:
-    """Return who switched autograd off: a custom autograd Function is found on the stack."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "apply" and code.co_filename == torch.autograd.function.__file__:
-            return "inside a custom autograd Function"
-        frame = frame.f_back
-    return "no_grad code in a module that trains"
-
-
-def _is_autocast(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _mark(result: Any, start: int, end: int, call: SiteCall) -> None:

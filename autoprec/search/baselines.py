@@ -7,7 +7,7 @@ from autoprec.errors import SpaceError
 from autoprec.graph.convolutions import has_convolutions
 from autoprec.graph.opgraph import OpGraph
 from autoprec.numerics import format_named
-from autoprec.policy import PRESETS, Policy, graph_preset_names, preset
+from autoprec.policy import AS_GIVEN, COMPANIONS, PRESETS, Policy, graph_preset_names, preset
 from autoprec.runtime.device import DeviceInfo
 from autoprec.search.graph_pass import low_of, policy_for
 from autoprec.search.space import BASELINE_GROUPS
@@ -20,13 +20,14 @@ def baselines(
     chosen: Sequence[str] = ("default",),
     *,
     with_layouts: bool = True,
+    compiled: bool = False,
 ) -> Mapping[str, Policy]:
     """Return the chosen presets for a device and a graph, in the order of the presets; fp32 is always among them.
 
     `chosen` are names of presets, `default` and `all`. `default` are those that the device runs, and of the systems
     people know those that it has native units for; `all` are all that it runs. Neither has one that it emulates, nor
     one that is about the layout of convolutions where the graph has none, nor, without `with_layouts`, one with
-    channels_last.
+    channels_last, nor, without `compiled`, one under torch.compile.
 
     Raises: `SpaceError` for a name that is no preset for the device, or one that the device cannot run or emulates.
     """
@@ -42,6 +43,8 @@ def baselines(
         left_out = {
             name for name, policy in policies.items() if policy.memory_format != "as_given" and not with_layouts
         }
+    if not compiled:
+        left_out |= {name for name, policy in policies.items() if policy.compile != "as_given"}
     wanted = {"fp32"}.union(*(groups[name] - left_out if name in groups else {name} for name in chosen))
     return {name: policy for name, policy in policies.items() if name in wanted}
 
@@ -96,7 +99,7 @@ def coarsest_format(policy: Policy) -> str | None:
     rounded = sorted((used_formats(policy) | matmul) - {"fp32"})
     if rounded:
         return min(rounded, key=lambda name: format_named(name).precision)
-    return "fp32" if {policy.memory_format, policy.optimizer} != {"as_given"} else None
+    return "fp32" if any(getattr(policy, name) != AS_GIVEN for name in COMPANIONS) else None
 
 
 def rounding_of(format_name: str) -> float:

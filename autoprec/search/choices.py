@@ -3,10 +3,23 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias, cast
 
 from autoprec.graph.site import Site
-from autoprec.policy import Float8, LossScale, MatmulPrecision, MemoryFormat, OptimizerKernels, Parameters, Policy, Rule
+from autoprec.policy import (
+    AS_GIVEN,
+    COMPANIONS,
+    Compilation,
+    Float8,
+    LossScale,
+    MatmulPrecision,
+    MemoryFormat,
+    OptimizerKernels,
+    Parameters,
+    Policy,
+    Rule,
+)
 from autoprec.search.layout import Layout, family_of
 from autoprec.search.rules import rules_of
 from autoprec.search.space import STORAGES, Space
@@ -14,7 +27,7 @@ from autoprec.search.space import STORAGES, Space
 Value: TypeAlias = str | int | float
 Choice: TypeAlias = Mapping[str, Value]
 
-FP32, LOW, AS_GIVEN = "fp32", "low", "as_given"
+FP32, LOW = "fp32", "low"
 # Where a choice starts from: the classes of ops, or a plan of the front of its low format, by its place there.
 CLASSES, CUT = "classes", "cut"
 
@@ -49,6 +62,7 @@ def dimensions(space: Space, layout: Layout) -> tuple[Dimension, ...]:
         Dimension(name="storage", values=space.storage, default=space.storage[0]),
         Dimension(name="memory_format", values=space.memory_format, default=space.memory_format[0]),
         Dimension(name="optimizer", values=space.optimizer, default=space.optimizer[0]),
+        Dimension(name="compile", values=space.compile, default=space.compile[0]),
         *(Dimension(name=f"layer:{key}", values=(LOW, FP32), default=LOW) for key in layers),
         *(Dimension(name=f"family:{name}", values=(LOW, FP32), default=LOW) for name in _names(map(family_of, free))),
         *(Dimension(name=f"op:{name}", values=(FP32, LOW), default=FP32) for name in _names(s.op for s in searched)),
@@ -66,7 +80,7 @@ def dimensions(space: Space, layout: Layout) -> tuple[Dimension, ...]:
         ),
     )
     stated = {"low", "float32_matmul"} | ({"storage"} if space.storage != (FP32,) else set())
-    stated |= {name for name in ("memory_format", "optimizer") if getattr(space, name) != (AS_GIVEN,)}
+    stated |= {name for name in COMPANIONS if getattr(space, name) != (AS_GIVEN,)}
     return tuple(row for row in offered if len(row.values) > 1 or row.name in stated or row.only_for)
 
 
@@ -120,7 +134,7 @@ def run_key(settings: Policy, formats: Mapping[Site, str]) -> str:
     lowered = [f"{site}={fmt}" for site, fmt in formats.items() if fmt != FP32]
     names = "+".join(sorted({fmt for fmt in formats.values() if fmt != FP32})) or FP32
     beside = (settings.parameters, settings.loss_scale, settings.float8)
-    companions = "".join(f"|{each}" for each in (settings.memory_format, settings.optimizer) if each != AS_GIVEN)
+    companions = "".join(f"|{each}" for each in map(partial(getattr, settings), COMPANIONS) if each != AS_GIVEN)
     is_plain = not lowered and beside == (Parameters(), LossScale(), Float8())
     if is_plain:
         return f"{names}|{settings.float32_matmul}{companions}"
@@ -140,6 +154,7 @@ def _settings(choice: Choice, targets: Mapping[Site, str]) -> Policy:
         loss_scale=_loss_scale(choice) if is_scaled else LossScale(),
         memory_format=cast("MemoryFormat", choice.get("memory_format", AS_GIVEN)),
         optimizer=cast("OptimizerKernels", choice.get("optimizer", AS_GIVEN)),
+        compile=cast("Compilation", choice.get("compile", AS_GIVEN)),
     )
 
 

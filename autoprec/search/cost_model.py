@@ -19,6 +19,8 @@ from autoprec.runtime.dtypes import DTYPES
 from autoprec.runtime.plans import agrees
 
 _DTYPES = {name: str(dtype).removeprefix("torch.") for name, dtype in DTYPES.items()}
+# Families of ops that inductor calls in libraries; it writes kernels of its own for the others.
+_LIBRARY_FAMILIES = ("matmul", "convolution", "attention", "recurrent", "linalg")
 _FORMATS = {dtype: name for name, dtype in _DTYPES.items()}
 _BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 
@@ -82,14 +84,28 @@ class CostModel:
         """Return the predicted step time of a policy over FP32's, what it stores left out of account.
 
         Where an op was too slow to be timed twice, it is a lower bound; None where ops were not timed in its formats or
-        its memory layout.
+        its memory layout. Of a policy that compiles the model it is a lower bound too: of the ops that inductor calls
+        as eager code does, since it fuses the others.
         """
         formats = resolve(policy, self.op_graph.sites()).formats
         is_timed = set(formats.values()) <= {FP32, AS_GIVEN, PROMOTE, *self.op_times.formats}
         if not is_timed or policy.memory_format != AS_GIVEN:
             return None
+        if policy.compile != AS_GIVEN:
+            return self._library_s(formats) / fp32_step_s
         model = self.calibrated(fp32_step_s)
         return model.predict(formats, outputs=policy.outputs).step_s / fp32_step_s
+
+    def _library_s(self, formats: Mapping[Site, str]) -> float:
+        """Return the time of the ops of an assignment that are calls of a library, compiled or not."""
+        total = 0.0
+        for facts in self.op_times.facts:
+            site = self.op_graph[facts.name].site
+            if facts.signature is not None and site is not None and lookup(site.op).family in _LIBRARY_FAMILIES:
+                times = self.op_times.times.get(facts.signature, {})
+                time = times.get(formats.get(site, FP32)) or times.get(FP32)
+                total += time.timing.total_s if time else 0.0
+        return total
 
     def unpredictable(self, policy: Policy) -> str:
         """Return why no time can be predicted for a policy; empty if one can."""
@@ -99,6 +115,8 @@ class CostModel:
             return f"ops were not timed in {', '.join(others)}, only in {', '.join((FP32, *self.op_times.formats))}"
         if policy.parameters.storage != FP32 or policy.parameters.optimizer_state != FP32:
             return "it stores parameters or optimizer state in another format than fp32"
+        if policy.compile != AS_GIVEN:
+            return f"it compiles the model with {policy.compile}"
         if policy.float32_matmul != "ieee":
             return f"it reduces FP32 matmuls to {policy.float32_matmul} inside"
         return ""

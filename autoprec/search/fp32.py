@@ -6,9 +6,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch.utils import _pytree as pytree
-
 from autoprec.errors import WorkloadError
 from autoprec.measure import Training
 from autoprec.policy import preset
@@ -17,10 +14,9 @@ from autoprec.search.budget import horizon_for
 from autoprec.search.objective import Objective, Protocol
 from autoprec.search.prove import Prover
 from autoprec.search.subject import Subject
-from autoprec.workload import Workload, load_batches
+from autoprec.workload import Workload, fitting_batches, load_batches
 
 _PROBE_STEPS = 5
-_BATCH_BYTES = 2**30
 
 
 def train_fp32(subject: Subject, *, horizon: int | None, budget_s: float) -> tuple[Objective, Prover]:
@@ -49,10 +45,7 @@ def split_batches(workload: Workload, horizon: int, device: str) -> tuple[Sequen
 
     All of them are kept on the device, up to a gibibyte; runs start over where they end.
     """
-    (first,) = load_batches(workload, 1, device)
-    tensors = [leaf for leaf in pytree.tree_leaves(first) if isinstance(leaf, torch.Tensor)]
-    fitting = _BATCH_BYTES // max(sum(tensor.nbytes for tensor in tensors), 1)
-    batches = load_batches(workload, max(3, min(3 * horizon, fitting)), device)
+    batches = load_batches(workload, max(3, fitting_batches(workload, 3 * horizon, device)), device)
     return batches[: len(batches) // 3], batches[len(batches) // 3 :]
 
 

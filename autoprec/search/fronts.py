@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.analysis import Diagnosis, Mark, Marking
-from autoprec.analysis.low_step import low_format
+from autoprec.analysis.low_format import low_format
 from autoprec.analysis.site_errors import SiteErrors, site_errors
 from autoprec.capture import Recording
 from autoprec.graph.costs import OpCost, Planned, Precision

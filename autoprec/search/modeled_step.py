@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autoprec.analysis import Diagnosis, Marking, mark_recordings, run_backward
-from autoprec.analysis.low_step import LowFormat, Reference, damage, low_format
+from autoprec.analysis.low_format import LowFormat, low_format
+from autoprec.analysis.low_step import Reference, damage
 from autoprec.analysis.site_errors import SiteErrors, site_errors
 from autoprec.capture import Recording
 from autoprec.graph.float8 import float8_faults

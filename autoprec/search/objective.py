@@ -5,7 +5,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -21,9 +21,10 @@ from autoprec.measure import (
     step_deadline,
 )
 from autoprec.measure.step_time import clock_of
-from autoprec.policy import Policy, preset
+from autoprec.policy import AS_GIVEN, Policy, preset
 from autoprec.records.run import FidelityRecord, HealthRecord, Interval, MemoryRecord, TrialRecord
 from autoprec.search.baselines import coarsest_format, rounding_of
+from autoprec.search.same_arithmetic import settled
 from autoprec.search.study import Asked
 from autoprec.workload import Workload
 from autoprec.workload.origin import origin
@@ -144,7 +145,10 @@ class Objective:
         """Train `candidate` to the horizon beside FP32, or to where it is sure to be unfaithful or too slow."""
         protocol, margin = self.protocol, self.protocol.margin
         is_bar = blank.kind == "baseline" and blank.name == "fp32"  # what all are held against is never cut short
-        losses = self._warm_up(candidate, math.inf if is_bar else protocol.slow_limit)
+        is_compiled = candidate.precision.policy.compile != AS_GIVEN
+        started = time.perf_counter()
+        losses = self._warm_up(candidate, math.inf if is_bar or is_compiled else protocol.slow_limit)
+        warm_up_s = time.perf_counter() - started
         times: list[float] = []
         reference_times: list[float] = []
         stopped = ""
@@ -165,10 +169,13 @@ class Objective:
         if not stopped or "unfaithful" in stopped:
             widened = None if chaos is None else chaos[:length]
             fidelity = compare(self.losses[:length], losses, margin=margin, chaos=widened)
+            if not stopped:
+                fidelity = settled(fidelity, protocol.train, candidate.precision.policy, protocol.device)
         return replace(
             blank,
             state="pruned" if stopped else "complete",
             reason=stopped,
+            compile_s=warm_up_s if is_compiled else 0.0,
             step_s=statistics.median(times),
             reference_step_s=statistics.median(reference_times),
             speedup=interval_of(speedup(reference_times, times)),
@@ -224,7 +231,9 @@ class Objective:
         losses = []
         # A first step also pays for caches and kernels, and so did the first one of FP32.
         for limit in (max(self.first_step_s, self.step_s), *[self.step_s] * (count - 1)):
-            with step_deadline(max(slow_limit * limit, _MIN_DEADLINE_S)):
+            # None where none is asked for: torch.compile would compile once more for the mode that watches it.
+            deadline = math.isfinite(slow_limit)
+            with step_deadline(max(slow_limit * limit, _MIN_DEADLINE_S)) if deadline else nullcontext():
                 losses.append(candidate.step())
         self._reference.step()
         return losses

@@ -24,7 +24,7 @@ def plans(rows: Sequence[Dimension]) -> tuple[Plan, ...]:
     """
     offered = next((row.values for row in rows if row.name == _LAYOUT), (None,))
     found: dict[tuple[tuple[str, Value], ...], Plan] = {}
-    for plan in (*_fused(rows), *_cut(rows), *_edited(rows)):
+    for plan in (*_fused(rows), *_compiled(rows), *_cut(rows), *_edited(rows)):
         for layout in offered:
             choice = plan.choice | ({} if layout is None else {_LAYOUT: layout})
             suffix = "-channels-last" if layout == "channels_last" else ""
@@ -38,6 +38,23 @@ def _fused(rows: Sequence[Dimension]) -> Iterator[Plan]:
         choice = defaults(rows, _lows(rows)[0])
         layers = {name: FP32 for name in choice if name.startswith("layer:")}
         yield Plan(name="fp32-fused", choice=choice | layers | {_OPTIMIZER: "fused"})
+
+
+def _compiled(rows: Sequence[Dimension]) -> Iterator[Plan]:
+    """Yield, where the space offers torch.compile, FP32 and the fastest plan of each low format under it."""
+    offered = {row.name: row.values for row in rows}
+    if "inductor" not in offered.get(_COMPILE, ()):
+        return
+    knobs: dict[str, Value] = {_COMPILE: "inductor"}
+    if "fused" in offered.get(_OPTIMIZER, ()):
+        knobs[_OPTIMIZER] = "fused"
+    lows, cuts = _lows(rows), _spread(offered.get("plan", ()))
+    choice = defaults(rows, lows[0])
+    layers = {name: FP32 for name in choice if name.startswith("layer:")}
+    yield Plan(name="fp32-compiled" + "-fused" * (_OPTIMIZER in knobs), choice=choice | layers | knobs)
+    for low in lows:
+        start = defaults(rows, low) | knobs | ({"plan": cuts[0]} if cuts else {})
+        yield Plan(name=f"{cuts[0] if cuts else 'free-ops'}-{low}-compiled", choice=start)
 
 
 def _cut(rows: Sequence[Dimension]) -> Iterator[Plan]:
@@ -95,7 +112,7 @@ def _everything(choice: Choice) -> dict[str, Value]:
     return {name: LOW for name in choice if name.startswith("op:")}
 
 
-_LAYOUT, _OPTIMIZER = "memory_format", "optimizer"
+_LAYOUT, _OPTIMIZER, _COMPILE = "memory_format", "optimizer", "compile"
 _MATMULS = ("matmul", "attention", "linalg")
 _NORMS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm")
 

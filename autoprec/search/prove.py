@@ -12,6 +12,7 @@ from autoprec.policy import Policy, preset
 from autoprec.records.run import Interval, VerificationRecord
 from autoprec.runtime.matmul_precision import restore, set_float32_matmul
 from autoprec.search.objective import Chaos, Protocol, fidelity_record, interval_of
+from autoprec.search.same_arithmetic import settled
 from autoprec.workload.origin import origin
 from autoprec.workload.seeding import seeded
 
@@ -66,6 +67,7 @@ class Prover:
             margin=self.protocol.margin,
             chaos=None if chaos is None else chaos[:length],
         )
+        fidelity = settled(fidelity, self.protocol.train, policy, self.protocol.device)
         missed = evaluate_missed(reference, candidate)
         return replace(
             blank,
@@ -109,29 +111,30 @@ class Prover:
         """Train to the horizon, or to where a look at `reference` shows that there is no hope."""
         protocol = self.protocol
         with protocol.train(policy) as run:
-            before = self._evaluate(run)
+            before = evaluated(protocol, run)
             losses: list[float] = []
             while len(losses) < protocol.horizon:
                 losses.append(run.step())
                 is_due = reference is not None and len(losses) % _LOOK_EVERY == 0
                 if is_due and reference and hopeless(reference, losses, protocol.margin, horizon=protocol.horizon):
                     return Curve(losses=tuple(losses), evaluate_before=before, evaluate_after=None)
-            return Curve(losses=tuple(losses), evaluate_before=before, evaluate_after=self._evaluate(run))
+            return Curve(losses=tuple(losses), evaluate_before=before, evaluate_after=evaluated(protocol, run))
 
-    def _evaluate(self, run: Training) -> float | None:
-        """Return what the workload's `evaluate` says of the model; training goes on as if it had not been called."""
-        evaluate = self.protocol.workload.evaluate
-        if evaluate is None:
-            return None
-        modes = {module: module.training for module in run.model.modules()}
-        matmul = set_float32_matmul(run.device.type, run.precision.policy.float32_matmul)
-        try:
-            with seeded(self.protocol.seed):
-                return float(evaluate(run.model))
-        finally:
-            restore(matmul)
-            for module, mode in modes.items():
-                module.training = mode
+
+def evaluated(protocol: Protocol, run: Training) -> float | None:
+    """Return what the workload's `evaluate` says of the model; training goes on as if it had not been called."""
+    evaluate = protocol.workload.evaluate
+    if evaluate is None:
+        return None
+    modes = {module: module.training for module in run.model.modules()}
+    matmul = set_float32_matmul(run.device.type, run.precision.policy.float32_matmul)
+    try:
+        with seeded(protocol.seed):
+            return float(evaluate(run.model))
+    finally:
+        restore(matmul)
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def evaluate_missed(reference: Curve, candidate: Curve) -> str:

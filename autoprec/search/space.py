@@ -10,7 +10,15 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 
 from autoprec.errors import PolicyError, PolicyFileError, SpaceError
-from autoprec.policy import PRESETS, MatmulPrecision, MemoryFormat, OptimizerKernels, Parameters, SitePattern
+from autoprec.policy import (
+    PRESETS,
+    Compilation,
+    MatmulPrecision,
+    MemoryFormat,
+    OptimizerKernels,
+    Parameters,
+    SitePattern,
+)
 from autoprec.policy.yaml_nodes import Entry, compose
 from autoprec.runtime.device import DeviceInfo
 
@@ -51,6 +59,7 @@ class Space:
     storage: tuple[str, ...] = ("fp32",)
     memory_format: tuple[MemoryFormat, ...] = ("as_given",)
     optimizer: tuple[OptimizerKernels, ...] = ("as_given",)
+    compile: tuple[Compilation, ...] = ("as_given",)
     loss_scale_initial: tuple[float, ...] = (65536.0,)
     loss_scale_growth_interval: tuple[int, ...] = (2000,)
     slow_limit: float = 5.0
@@ -192,6 +201,11 @@ _KEYS: Mapping[str, _Key] = MappingProxyType(
             field="optimizer",
             allowed=f"a list of {', '.join(get_args(OptimizerKernels))}",
             check=_list_of(_one_of(*get_args(OptimizerKernels))),
+        ),
+        "compile": _Key(
+            field="compile",
+            allowed=f"a list of {', '.join(get_args(Compilation))}",
+            check=_list_of(_one_of(*get_args(Compilation))),
         ),
         "baselines": _Key(
             field="baselines",

@@ -14,6 +14,7 @@ from autoprec.graph.convolutions import has_convolutions
 from autoprec.graph.layers import layers_of
 from autoprec.graph.opgraph import OpGraph
 from autoprec.policy import MatmulPrecision
+from autoprec.runtime.compilation import compile_fault
 from autoprec.runtime.device import DeviceInfo
 from autoprec.runtime.fused import fused_fault, is_fused_throughout
 from autoprec.runtime.matmul_precision import supported
@@ -30,6 +31,9 @@ from autoprec.workload.parts import build_optimizer
 
 # Steps to find out where a format breaks the first batch: trials tell the rest.
 _MOST_STEPS = 100
+# Measured on two cores with models of 60 to 600 ops; a warm disk cache of inductor's takes a fifth of it.
+_COMPILE_START_S, _COMPILE_OP_S = 15.0, 0.25
+_COMPILE_SHARE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +106,7 @@ def _looked_at(
     recording = record(loaded.workload, device=device.kind, seed=seed)
     space = cut_to_graph(space, recording.op_graph)
     space = cut_to_optimizer(space, build_optimizer(loaded.workload.optimizer, recording.model))
+    space = cut_to_compiler(space, device.kind, recording.op_graph, budget_s)
     check_first_loss(recording)
     require_reproducible(recording, loaded.workload)
     op_graph = recording.op_graph
@@ -141,6 +146,17 @@ def cut_to_optimizer(space: Space, optimizer: torch.optim.Optimizer) -> Space:
     return space if is_choice else replace(space, optimizer=("as_given",))
 
 
+def cut_to_compiler(space: Space, device_kind: str, op_graph: OpGraph, budget_s: float) -> Space:
+    """Return `space` without torch.compile where inductor lacks something or the budget has no room for it."""
+    has_room = compile_s(op_graph) <= _COMPILE_SHARE * budget_s
+    return space if has_room and compile_fault(device_kind) is None else replace(space, compile=("as_given",))
+
+
+def compile_s(op_graph: OpGraph) -> float:
+    """Return about how long torch.compile takes for the first time: a rough number, from the number of ops."""
+    return _COMPILE_START_S + _COMPILE_OP_S * len(op_graph.sites())
+
+
 def catalog_of(
     op_graph: OpGraph,
     marks: Sequence[Mark],
@@ -155,7 +171,12 @@ def catalog_of(
     planned = {low: tuple(plan.low_sites for plan in front.plans) for low, front in found.items()}
     return Catalog(
         baselines=baselines(
-            device, precisions, op_graph, space.baselines, with_layouts="channels_last" in space.memory_format
+            device,
+            precisions,
+            op_graph,
+            space.baselines,
+            with_layouts="channels_last" in space.memory_format,
+            compiled="inductor" in space.compile,
         ),
         layout=replace(layout, fronts=planned, gains={low: front.gains for low, front in found.items()}),
         device={"kind": device.kind, "name": device.name},

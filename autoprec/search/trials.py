@@ -101,7 +101,7 @@ def _has_budget(objective: Objective, budget: Budget, records: Sequence[TrialRec
     done = sum(1 for record in records if record.kind != "baseline" and record.state != "duplicate")
     if budget.trials is not None and done >= budget.trials:
         return False
-    needed = trial_s(objective.protocol, objective.step_s)
+    needed = trial_s(objective.protocol, objective.step_s) + max((each.compile_s for each in records), default=0.0)
     return budget.left_s() > needed + reserve_s(objective.protocol, objective.step_s, budget.seconds)
 
 

@@ -15,6 +15,8 @@ from autoprec.records.run import DeviceRecord, GraphRecord, RunRecord, TrialReco
 from autoprec.search.budget import Budget
 from autoprec.search.objective import Objective
 from autoprec.search.places import Places
+from autoprec.search.policy_lock import policy_lock
+from autoprec.search.prove import Prover
 from autoprec.search.result import chosen_record, policy_of_outcome
 from autoprec.search.search import Found
 from autoprec.search.subject import Subject
@@ -24,7 +26,13 @@ _PACKAGES = ("torch", "optuna", "networkx", "scipy")
 
 
 def write_results(
-    found: Found, subject: Subject, objective: Objective, places: Places, budget: Budget, options: Mapping[str, Any]
+    found: Found,
+    subject: Subject,
+    objective: Objective,
+    prover: Prover,
+    places: Places,
+    budget: Budget,
+    options: Mapping[str, Any],
 ) -> RunRecord:
     """Write the policy, with its evidence, and the record; return the record.
 
@@ -42,7 +50,10 @@ def write_results(
     evidence = {
         "record": str(places.record),
         "graph": blank.graph.fingerprint,
+        "lock": policy_lock(subject.op_graph, subject.device),
         "seed": subject.seed,
+        "seeds": sorted({objective.protocol.seed, prover.protocol.seed}),
+        "batches": len(objective.protocol.batches) + len(prover.protocol.batches),
         "versions": dict(blank.versions),
         "interrupted": found.interrupted,
     }

@@ -30,6 +30,11 @@ def to_device(batch: Any, device: "torch.device | str") -> Any:
     return _mapped(batch, lambda tensor: tensor.to(device), lambda leaf: _moved(leaf, device))
 
 
+def map_tensors(batch: Any, change: "Callable[[torch.Tensor], torch.Tensor]") -> Any:
+    """Return `batch` rebuilt with `change` of every tensor in it; the batch itself is left as it is."""
+    return _mapped(batch, change, copy.deepcopy)
+
+
 def load_batches(workload: Workload, count: int, device: "torch.device | str") -> tuple[Any, ...]:
     """Return the first `count` batches of the workload on `device`, as copies that belong to the caller.
 
@@ -40,12 +45,12 @@ def load_batches(workload: Workload, count: int, device: "torch.device | str") -
     """
     seen: list[Any] = []
     loaded = _started(workload, count, device, seen)
-    first = _copied(loaded[0], "cpu")
+    first = copied(loaded[0], "cpu")
     while True:
-        stream = _epoch(workload, seen)
+        stream = epoch_of(workload, seen)
         batch = next(stream)
         _check_same(first, batch)
-        loaded += [_copied(each, device) for each in islice(chain([batch], stream), count - len(loaded))]
+        loaded += [copied(each, device) for each in islice(chain([batch], stream), count - len(loaded))]
         if len(loaded) == count:
             return tuple(loaded)
 
@@ -54,18 +59,21 @@ def first_batches(workload: Workload, count: int, device: "torch.device | str") 
     """Return what `load_batches` does, but no batch twice: fewer if one call of `batches()` gives fewer."""
     seen: list[Any] = []
     loaded = _started(workload, count, device, seen)
-    _check_same(_copied(loaded[0], "cpu"), next(_epoch(workload, seen)))
+    _check_same(copied(loaded[0], "cpu"), next(epoch_of(workload, seen)))
     return tuple(loaded)
 
 
 def _started(workload: Workload, count: int, device: "torch.device | str", seen: list[Any]) -> list[Any]:
     if count < 1:
         raise WorkloadError(f"cannot load {count} batches; ask for at least 1")
-    return [_copied(batch, device) for batch in islice(_epoch(workload, seen), count)]
+    return [copied(batch, device) for batch in islice(epoch_of(workload, seen), count)]
 
 
-def _epoch(workload: Workload, seen: list[Any]) -> Iterator[Any]:
-    """Yield the batches of one call of `batches()`; there is at least one. `seen` collects what it returned."""
+def epoch_of(workload: Workload, seen: list[Any]) -> Iterator[Any]:
+    """Yield the batches of one call of `batches()`; there is at least one. `seen` collects what it returned.
+
+    Raises: `WorkloadError` as `load_batches` does.
+    """
     if not callable(workload.batches):
         raise WorkloadError(
             f"batches is {a_or_an(workload.batches)}; it must be a function without arguments that returns a "
@@ -120,7 +128,7 @@ def _difference(first: Any, again: Any) -> str:
     for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if one.dtype != other.dtype or one.shape != other.shape:
             return f"tensor {index}: {_kind(one)}, then {_kind(other)}"
-        if not _same_bits(one, other.detach().to("cpu")):
+        if not same_bits(one, other.detach().to("cpu")):
             return f"tensor {index}, {_kind(one)}, has other values"
     return ""
 
@@ -129,7 +137,7 @@ def _kind(tensor: "torch.Tensor") -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _same_bits(one: "torch.Tensor", other: "torch.Tensor") -> bool:
+def same_bits(one: "torch.Tensor", other: "torch.Tensor") -> bool:
     """Return whether two tensors hold the same bytes; NaN equals NaN, and -0 differs from 0."""
     import torch
 
@@ -151,11 +159,13 @@ def tensors_of(batch: Any) -> "list[torch.Tensor]":
     return found
 
 
-def _copied(batch: Any, device: "torch.device | str") -> Any:
-    def copied(tensor: "torch.Tensor") -> "torch.Tensor":
+def copied(batch: Any, device: "torch.device | str") -> Any:
+    """Return a copy of `batch` on `device` that shares nothing with it."""
+
+    def copied_tensor(tensor: "torch.Tensor") -> "torch.Tensor":
         return tensor.detach().to(device, copy=True).requires_grad_(tensor.requires_grad)
 
-    return _mapped(batch, copied, lambda leaf: _moved(copy.deepcopy(leaf), device))
+    return _mapped(batch, copied_tensor, lambda leaf: _moved(copy.deepcopy(leaf), device))
 
 
 def _moved(leaf: Any, device: "torch.device | str") -> Any:

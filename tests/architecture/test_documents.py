@@ -8,6 +8,8 @@ import textwrap
 import pytest
 
 import autoprec
+from autoprec.audit.gates import GATES
+from autoprec.audit.gates_file import default_gates
 from autoprec.errors import AutoprecError
 from autoprec.policy import PRESETS
 from tests.architecture.surface import ROOT
@@ -77,3 +79,13 @@ def test_every_error_is_an_autoprec_error():
     kinds = [value for value in vars(errors).values() if isinstance(value, type)]
     assert len(kinds) > 10
     assert all(issubclass(kind, AutoprecError) for kind in kinds)
+
+
+def test_the_gates_and_thresholds_of_the_document_are_those_of_the_code():
+    text = (ROOT / "docs" / "audit.md").read_text()
+    rows = [f"| `{gate.name}` | {gate.proves} |" for gate in GATES]
+    assert [line for line in text.splitlines() if line.startswith("| `")] == rows
+    defaults = default_gates(GATES)
+    assert f"```yaml\n{defaults}```" in text, (
+        f"docs/audit.md lacks what autoprec audit --show-gates prints:\n{defaults}"
+    )

@@ -32,7 +32,7 @@ def midpoints_and_neighbors(fmt: Format, dtype: torch.dtype) -> torch.Tensor:
     codes = range(2 ** (fmt.significant_bits - 1))
     if fmt.significant_bits > 8:
         all_binades = range(0, len(codes), 2**fmt.mantissa_bits)
-        binades = sorted({*all_binades[:4], *all_binades[:: max(1, len(all_binades) // 24)], *all_binades[-4:]})
+        binades = sorted({*all_binades[:4], *all_binades[:: max(1, len(all_binades) // 8)], *all_binades[-4:]})
         offsets = (-2, -1, 0, 1, 2, 2 ** (fmt.mantissa_bits - 1))
         codes = sorted({(start + offset) % len(codes) for start in binades for offset in offsets})
     numbers = {value_of_code(code, fmt) for code in codes}

@@ -3,7 +3,8 @@
 import copy
 import importlib.util
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch._dynamo
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import autoprec
 from autoprec.errors import ApplyError
@@ -126,11 +128,16 @@ def assert_close(ours: Any, theirs: Any, tolerance: float) -> None:
             assert (tensors[key] - reference).abs().max() <= tolerance * (reference.abs().max() + 1e-2), key
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    "rules",
-    [MIXED, "autocast-bf16", pytest.param("autocast-fp16", marks=pytest.mark.long)],
-    ids=["mixed", "bf16", "fp16"],
+    ("rules", "backend"),
+    [
+        pytest.param(MIXED, "eager", id="mixed-eager"),
+        pytest.param(MIXED, "aot_eager", id="mixed-aot_eager"),
+        pytest.param("autocast-bf16", "eager", id="bf16-eager"),
+        pytest.param("autocast-bf16", "aot_eager", id="bf16-aot_eager", marks=pytest.mark.long),
+        pytest.param("autocast-fp16", "eager", id="fp16-eager", marks=pytest.mark.long),
+        pytest.param("autocast-fp16", "aot_eager", id="fp16-aot_eager", marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize(
     "name", [pytest.param(each, marks=pytest.mark.long if each == "encoder" else ()) for each in ARCHITECTURES]
@@ -144,10 +151,12 @@ def test_compiled_fullgraph_is_the_applied_model(name: str, rules: Policy | str,
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["MLP", "CNN"])
-def test_inductor_is_the_applied_model(name: str) -> None:
+@pytest.mark.parametrize(("name", "layout"), [("MLP", "as_given"), ("CNN", "as_given"), ("CNN", "channels_last")])
+def test_inductor_is_the_applied_model(name: str, layout: Literal["as_given", "channels_last"]) -> None:
     build, shape = ARCHITECTURES[name]
-    model, twin = pair(build, MIXED)
+    model, twin = pair(build, replace(MIXED, memory_format=layout))
+    layouts = [p.is_contiguous(memory_format=torch.channels_last) for p in model.parameters() if p.dim() == 4]
+    assert layouts == [layout == "channels_last" or p.shape[1] == 1 for p in model.parameters() if p.dim() == 4]
     compiled = torch.compile(model, fullgraph=True)
     # inductor keeps fused intermediates in FP32 where eager rounds each of them to a low format.
     assert_close(steps(model, compiled, shape), steps(twin, twin, shape), 2**-5)
@@ -247,9 +256,16 @@ def test_a_submodule_may_be_compiled_alone(backend: str) -> None:
 LOSS_RULES = policy(("@loss:mse_loss", "fp32"), ("@loss:mul", "fp16"), ("*", "bf16"), outputs="computed")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("holds_model", [True, False])
-def test_a_compiled_step_function_with_loss_code(backend: str, *, holds_model: bool) -> None:
+@pytest.mark.parametrize(
+    ("backend", "holds_model"),
+    [
+        ("eager", True),
+        ("aot_eager", False),
+        pytest.param("eager", False, marks=pytest.mark.long),
+        pytest.param("aot_eager", True, marks=pytest.mark.long),
+    ],
+)
+def test_a_compiled_step_function_with_loss_code(backend: str, holds_model: bool) -> None:
     results = []
     for compiles in (True, False):
         torch.manual_seed(0)
@@ -310,15 +326,60 @@ def test_remove_after_compile_restores_what_the_compiled_model_computes(*, in_pl
     assert torch.equal(model(x), plain(x))
 
 
-@pytest.mark.xfail(strict=True, reason="Dynamo traces a checkpointed region apart, and the mode's frames lie outside")
-def test_a_checkpointed_block_compiles() -> None:
-    from torch.utils.checkpoint import checkpoint
+class CheckpointedCode(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return y
 
-    class Checkpointed(MLP):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y: torch.Tensor = checkpoint(super().forward, x, use_reentrant=False)
-            return y
 
-    model, twin = pair(Checkpointed, MIXED)
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    assert_close(steps(model, compiled, (4, 8)), steps(twin, twin, (4, 8)), 2**-6)
+class CheckpointedModule(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = MLP(), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(checkpoint(self.body, x, use_reentrant=False))
+        return y
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.long)])
+@pytest.mark.parametrize("build", [CheckpointedCode, CheckpointedModule])
+def test_checkpointed_code_compiles_with_its_casts(build: Callable[[], nn.Module], backend: str) -> None:
+    model, twin = pair(build, MIXED)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    assert_close(steps(model, compiled, (4, 8)), steps(twin, twin, (4, 8)), 0 if backend == "eager" else 2**-6)
+
+
+class Counting(nn.Module):
+    """Multiplies before, in and after checkpointed code, which may count how often it ran."""
+
+    def __init__(self, *, counts: bool = False) -> None:
+        super().__init__()
+        self.counts, self.runs = counts, [0]
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 1.2
+        if self.counts:
+            self.runs.append(1)
+        return y
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x * 1.1, checkpoint(self.product, x, use_reentrant=False), x * 1.3
+
+
+def test_indices_go_on_through_checkpointed_code() -> None:
+    model, twin = pair(Counting, BY_INDEX)
+    x = random_input((3,))
+    ours = torch.compile(model, backend="eager", fullgraph=True)(x)
+    assert [y.dtype for y in ours] == [torch.bfloat16, torch.float16, torch.bfloat16]
+    assert all(torch.equal(a, b) for a, b in zip(ours, twin(x), strict=True))
+
+
+def test_what_checkpointed_code_itself_changes_is_refused_as_without_a_policy() -> None:
+    for applies in (False, True):
+        torch._dynamo.reset()
+        model = Counting(counts=True)
+        if applies:
+            autoprec.apply(model, BY_INDEX)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"HOP: .* side effect"):
+            torch.compile(model, backend="eager", fullgraph=True)(random_input((3,)))

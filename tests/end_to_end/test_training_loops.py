@@ -294,7 +294,7 @@ def start_methods() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("start", start_methods())
-@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_workers_of_a_data_loader_cast_nothing(start: str, *, inside: bool) -> None:
     model = nn.Linear(2, 2)
     precision = autoprec.apply(model, MIXED)

@@ -3,7 +3,7 @@ import struct
 from fractions import Fraction
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from autoprec.numerics import FORMATS, Format, RoundingMode, is_swamped, next_down, next_up, round_scalar, ulp
@@ -27,7 +27,6 @@ def bits(x: float) -> bytes:
     return b"nan" if math.isnan(x) else struct.pack("<d", x)
 
 
-@settings(max_examples=300, deadline=None)
 @given(formats, st.integers(0, 2**64 - 1), deterministic, st.booleans())
 def test_tensor_equals_oracle_on_any_bits(fmt: Format, code: int, mode: RoundingMode, saturate: bool) -> None:
     x = struct.unpack("<d", struct.pack("<Q", code))[0]
@@ -35,7 +34,6 @@ def test_tensor_equals_oracle_on_any_bits(fmt: Format, code: int, mode: Rounding
     assert bits(seen) == bits(round_scalar(x, fmt, mode=mode, saturate=saturate))
 
 
-@settings(max_examples=300, deadline=None)
 @given(in_range(), deterministic)
 def test_tensor_equals_oracle_in_the_range_of_the_format(case: tuple[Format, float], mode: RoundingMode) -> None:
     fmt, x = case
@@ -46,7 +44,6 @@ def test_tensor_equals_oracle_in_the_range_of_the_format(case: tuple[Format, flo
     assert bits(round_to(single, fmt.name, mode=mode).item()) == bits(expected)
 
 
-@settings(deadline=None)
 @given(in_range())
 def test_nearest_is_nearest(case: tuple[Format, float]) -> None:
     fmt, x = case
@@ -58,7 +55,6 @@ def test_nearest_is_nearest(case: tuple[Format, float]) -> None:
             assert error <= abs(Fraction(neighbor) - Fraction(x))
 
 
-@settings(deadline=None)
 @given(in_range())
 def test_relative_error_is_at_most_the_unit_roundoff(case: tuple[Format, float]) -> None:
     fmt, x = case
@@ -66,27 +62,23 @@ def test_relative_error_is_at_most_the_unit_roundoff(case: tuple[Format, float])
         assert abs(Fraction(round_scalar(x, fmt)) - Fraction(x)) <= Fraction(fmt.unit_roundoff) * abs(Fraction(x))
 
 
-@settings(deadline=None)
 @given(formats, finite, deterministic)
 def test_rounding_twice_changes_nothing(fmt: Format, x: float, mode: RoundingMode) -> None:
     once = round_scalar(x, fmt, mode=mode)
     assert bits(round_scalar(once, fmt, mode=mode)) == bits(once)
 
 
-@settings(deadline=None)
 @given(formats, finite, finite, deterministic)
 def test_rounding_keeps_the_order(fmt: Format, x: float, y: float, mode: RoundingMode) -> None:
     low, high = sorted((x, y))
     assert round_scalar(low, fmt, mode=mode, saturate=True) <= round_scalar(high, fmt, mode=mode, saturate=True)
 
 
-@settings(deadline=None)
 @given(formats, finite)
 def test_rounding_is_odd(fmt: Format, x: float) -> None:
     assert bits(round_scalar(-x, fmt)) == bits(-round_scalar(x, fmt))
 
 
-@settings(deadline=None)
 @given(in_range(), st.floats(0, 1, exclude_max=True))
 def test_stochastic_takes_one_of_the_two_neighbors(case: tuple[Format, float], uniform: float) -> None:
     fmt, x = case
@@ -98,7 +90,6 @@ def test_stochastic_takes_one_of_the_two_neighbors(case: tuple[Format, float], u
         assert rounded == x
 
 
-@settings(deadline=None)
 @given(in_range(), st.floats(0.0625, 4))
 def test_swamping_is_an_addend_of_at_most_half_an_ulp(case: tuple[Format, float], ulps: float) -> None:
     fmt, x = case

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from autoprec.analysis.low_step import Kernels, LowFormat, Reference, low_format, reference_of
+from autoprec.analysis.low_format import Kernels, LowFormat, low_format
+from autoprec.analysis.low_step import Reference, reference_of
 from autoprec.capture import Recording, record
 from autoprec.graph.site import Site
 from autoprec.workload import Workload

@@ -8,7 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from autoprec.analysis.kernel_faults import WRONG, KernelFault, _is_kernels_fault, kernel_faults
-from autoprec.analysis.low_step import LowFormat, Reference
+from autoprec.analysis.low_format import LowFormat
+from autoprec.analysis.low_step import Reference
 from tests.unit.analysis.recorded import device_format, format_of, referred, site
 
 ROWS, WIDTH = 4096, 8

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from autoprec.analysis.low_step import damage, low_format, reference_of
+from autoprec.analysis.low_format import low_format
+from autoprec.analysis.low_step import damage, reference_of
 from autoprec.analysis.repair import units_of
 from autoprec.analysis.sensitivity import sensitivities
 from autoprec.analysis.site_errors import site_errors

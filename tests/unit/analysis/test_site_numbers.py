@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec.analysis.low_step import LowFormat
+from autoprec.analysis.low_format import LowFormat
 from autoprec.analysis.site_numbers import SiteNumbers, site_numbers
 from autoprec.capture import record
 from autoprec.graph.site import Site

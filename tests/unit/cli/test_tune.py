@@ -249,23 +249,6 @@ def test_a_workload_that_diverges_in_fp32_is_refused_at_its_step(
     assert "at step 2 in plain FP32: op" in error
 
 
-def test_a_resumed_run_goes_on_with_the_plans_of_its_study_or_refuses(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["tune", "mlp.py", "--space", "space.yaml", "--device", "cpu", "--trials", "1"]
-    assert main(command) == 0
-    file = folder / "runs" / "mlp" / "fronts.json"
-    before = file.read_bytes()
-    assert main(command) == 0
-    assert file.read_bytes() == before
-    kept = json.loads(before)
-    kept["plans"] = {low: [{"saved_s": 1.0, "error": 0.5, "low_sites": ["0:linear#0"]}] for low in kept["plans"]}
-    file.write_text(json.dumps(kept))
-    capsys.readouterr()
-    assert main(command) == 2
-    assert "it measured something else (plans: " in capsys.readouterr().err
-
-
 @pytest.mark.long
 def test_a_study_of_another_seed_is_refused_and_another_name_is_fine(
     folder: Path, capsys: pytest.CaptureFixture[str]
@@ -313,10 +296,32 @@ def workload():
 """
 
 
-def test_a_whole_run_holds_at_most_two_models(folder: Path) -> None:
+def test_a_run_holds_two_models_at_most_and_a_resumed_one_goes_on_with_the_plans_of_its_study_or_refuses(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "counted.py").write_text(COUNTED)
-    assert main(["tune", "counted.py", "--space", "space.yaml", "--device", "cpu", "--trials", "1"]) == 0
+    command = ["tune", "counted.py", "--space", "space.yaml", "--device", "cpu", "--trials", "1"]
+    assert main(command) == 0
     assert sys.modules["counted"].MOST == [2]
+    run = folder / "runs" / "counted"
+    before, record = (run / "fronts.json").read_bytes(), load_record(run / "record.json")
+    capsys.readouterr()
+
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "resuming study counted" in shown.err
+    assert 'autoprec.apply(model, "policy.yaml")' in shown.out
+    assert (run / "fronts.json").read_bytes() == before
+    assert [trial.losses for trial in load_record(run / "record.json").trials] == [t.losses for t in record.trials]
+
+    kept = json.loads(before)
+    kept["plans"] = {low: [{"saved_s": 1.0, "error": 0.5, "low_sites": ["0:linear#0"]}] for low in kept["plans"]}
+    (run / "fronts.json").write_text(json.dumps(kept))
+    capsys.readouterr()
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "it measured something else (" in error
+    assert "plans: " in error
 
 
 def render_text(record: RunRecord) -> str:
@@ -391,7 +396,8 @@ def test_bench_measures_a_policy_that_is_a_baseline_once(
         return measure(self, asked, *args)
 
     monkeypatch.setattr(Objective, "measure", counting)
-    assert main(["bench", "mlp.py", "--policy", "fp32", "--device", "cpu", "--steps", "24", "--json"]) == 0
+    few = ("--baselines", "fp32,autocast-bf16")
+    assert main(["bench", "mlp.py", "--policy", "fp32", "--device", "cpu", "--steps", "24", "--json", *few]) == 0
     assert measured.count("fp32") == 1
     assert len(measured) == len(set(measured))
     assert "fp32-file" not in measured

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec.errors import MeasurementError, WorkloadError
+from autoprec.errors import ApplyError, MeasurementError, WorkloadError
 from autoprec.measure.traced import trace_policy
 from autoprec.measure.training import Training
 from autoprec.policy import LossScale, Parameters, Policy, Rule
@@ -238,3 +238,34 @@ def test_the_optimizer_holds_its_state_as_the_policy_says() -> None:
     policy = Policy(name="p", rules=(Rule(sites="*", format="fp32"),), parameters=Parameters(optimizer_state="8bit"))
     with Training(workload(), policy, device="cpu", seed=0, batches=batches()) as run:
         assert type(run.optimizer).__name__ == "AdamW8bit"
+
+
+@pytest.mark.parametrize("policy", ["fp32", "autocast-fp16", "bf16-master"])
+def test_a_loaded_run_goes_on_bit_for_bit(policy: str) -> None:
+    def run() -> Training:
+        return Training(workload(), policy, device="cpu", seed=3, batches=batches())
+
+    with run() as whole, run() as first, run() as second:
+        expected = [whole.step() for _ in range(5)]
+        for _ in range(2):
+            first.step()
+        second.load_state_dict(first.state_dict())
+        assert second.num_steps == 2
+        assert [second.step() for _ in range(3)] == expected[2:]
+        assert second.num_steps == 5
+        for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_under_another_policy_only_model_and_optimizer_are_taken() -> None:
+    with (
+        Training(workload(), "autocast-fp16", device="cpu", seed=3, batches=batches()) as scaled,
+        Training(workload(), "fp32", device="cpu", seed=3, batches=batches()) as plain,
+    ):
+        scaled.step()
+        with pytest.raises(ApplyError, match="computes otherwise"):
+            plain.load_state_dict(scaled.state_dict())
+        plain.load_state_dict(scaled.state_dict(), other_policy=True)
+        assert plain.num_steps == 1
+        for one, other in zip(scaled.model.parameters(), plain.model.parameters(), strict=True):
+            assert torch.equal(one, other)

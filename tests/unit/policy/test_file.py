@@ -168,7 +168,8 @@ def test_plain_policy_has_every_key() -> None:
         (
             HEAD + RULES + "rule: 1",
             ':5: the policy has no key "rule"; keys: autoprec, name, device, parameters, float32_matmul, '
-            'float8, loss_scale, memory_format, optimizer, outputs, rules, fallback, evidence; nearest: "rules"',
+            "float8, loss_scale, memory_format, optimizer, compile, outputs, rules, fallback, evidence; "
+            'nearest: "rules"',
         ),
         (HEAD + RULES + "name: q", ':5: the policy has the key "name" twice; delete one'),
         (HEAD + RULES + "1: q", ':5: a key of the policy is a whole number ("1"); expected text; quote it'),
@@ -197,6 +198,7 @@ def test_plain_policy_has_every_key() -> None:
             HEAD + RULES + "memory_format: nhwc",
             ":5: memory_format is 'nhwc'; allowed: as_given, channels_last",
         ),
+        (HEAD + RULES + "compile: eager", ":5: compile is 'eager'; allowed: as_given, inductor"),
         (HEAD + RULES + "optimizer: foreach", ":5: optimizer is 'foreach'; allowed: as_given, fused"),
         (HEAD + RULES + "float8: {scale: rowwise}", ':5: float8 has no key "scale"; keys: scaling'),
         (
@@ -328,6 +330,14 @@ def test_fused_optimizers_are_written_where_they_are_asked_for() -> None:
     assert "optimizer" not in dump_policy(policy)
     fused = dump_policy(replace(policy, optimizer="fused"))
     assert "\nloss_scale: none\noptimizer: fused\noutputs: fp32\n" in fused
+
+
+def test_compilation_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    policy = Policy(name="p", rules=(Rule(sites="*", format="fp32"),))
+    assert "compile" not in dump_policy(policy)
+    compiled = replace(policy, optimizer="fused", compile="inductor")
+    assert "\noptimizer: fused\ncompile: inductor\noutputs: fp32\n" in dump_policy(compiled)
+    assert load_policy(_write(tmp_path, dump_policy(compiled))) == compiled
 
 
 def test_parameters_state_what_is_not_default() -> None:

@@ -26,8 +26,15 @@ _BF16 = ("low-bf16", "bf16-master", "bf16-stochastic")
 _WITH_TWIN = ("fp32", "fp32-matmul-bf16", "fp32-matmul-tf32", "autocast-bf16", "autocast-fp16", "bf16-master")
 
 
+_COMPILED = ("fp32", "autocast-bf16", "bf16-master")
+
+
 def _with_twins(*names: str) -> tuple[str, ...]:
-    return tuple(each for name in names for each in (name, f"{name}-channels-last")[: 1 + (name in _WITH_TWIN)])
+    found: list[str] = []
+    for name in names:
+        twins = (name, f"{name}-channels-last")[: 1 + (name in _WITH_TWIN)]
+        found += [*twins, *(f"{twin}-compiled" for twin in twins if name in _COMPILED)]
+    return tuple(found)
 
 
 def _format(policy: Policy, op: str, module: str = "m") -> str:
@@ -159,7 +166,7 @@ def test_only_fp16_scales_the_loss_and_as_grad_scaler_does() -> None:
         (
             "autocast-bf61",
             "cpu",
-            '"autocast-bf61" is not a preset for cpu; presets: fp32, fp32-channels-last, fp32-matmul-bf16, fp',
+            '"autocast-bf61" is not a preset for cpu; presets: fp32, fp32-channels-last, fp32-compiled, fp',
         ),
         ("autocast-bf61", "cpu", 'fp8-h100; nearest: "autocast-bf16"'),
         ("fp32-matmul-tf32", "cpu", '"fp32-matmul-tf32" is not a preset for cpu'),

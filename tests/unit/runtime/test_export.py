@@ -102,6 +102,7 @@ def test_a_rule_that_is_not_about_parameters_is_told(rule: tuple[str, str], reas
         ({"loss_scale": LossScale(kind="static", initial=8.0)}, ["loss_scale: static, initial 8"]),
         ({"memory_format": "channels_last"}, ["memory_format: channels_last"]),
         ({"optimizer": "fused"}, ["optimizer: fused"]),
+        ({"compile": "inductor"}, ["compile: inductor"]),
         (
             {
                 "parameters": Parameters(

@@ -62,6 +62,18 @@ def test_all_are_those_that_run_and_none_that_is_emulated() -> None:
     assert set(found) == {*CLASSIC, *BF16_SYSTEMS, *FP16_SYSTEMS}
 
 
+def test_compiled_twins_are_baselines_where_torch_compile_is_tried_or_they_are_named() -> None:
+    twins = ["fp32-compiled", "autocast-bf16-compiled", "bf16-master-compiled"]
+    assert set(baselines(AVX2, ("ieee",), GRAPH, compiled=True)) == {*CLASSIC, *twins}
+    assert list(baselines(AVX2, ("ieee",), GRAPH, ("fp32-compiled",))) == ["fp32", "fp32-compiled"]
+    images = chain(node("a", "conv2d", inputs=(tensor(2, 3, 8, 8),)))
+    found = baselines(AVX2, ("ieee",), images, compiled=True)
+    assert {"fp32-channels-last-compiled", "autocast-bf16-channels-last-compiled"} <= set(found)
+    compiled = found["autocast-bf16-channels-last-compiled"]
+    assert (compiled.compile, compiled.memory_format) == ("inductor", "channels_last")
+    assert coarsest_format(preset("fp32-compiled", "cpu")) == "fp32"
+
+
 def test_names_are_taken_and_fp32_is_always_there() -> None:
     assert list(baselines(AVX2, ("ieee",), GRAPH, ("tpu-bf16", "apex-o2"))) == ["fp32", "apex-o2", "tpu-bf16"]
     assert set(baselines(AVX2, ("ieee",), GRAPH, ("default", "apex-o2"))) == {*CLASSIC, "apex-o2"}

@@ -215,3 +215,15 @@ def test_the_kernels_of_the_optimizer_are_a_dimension_where_the_space_offers_the
     fused = base | {"optimizer": "fused"}
     assert policy_of(fused, layout(), name="p", device=DEVICE).optimizer == "fused"
     assert choice_key(base, layout()) == choice_key(defaults(rows(), "bf16"), layout()) != choice_key(fused, layout())
+
+
+def test_compilation_is_a_dimension_where_the_space_offers_it() -> None:
+    space = dataclasses.replace(SPACE, compile=("as_given", "inductor"))
+    (row,) = [row for row in rows(space) if row.name == "compile"]
+    assert (row.values, row.default) == (("as_given", "inductor"), "as_given")
+    base = defaults(rows(space), "bf16")
+    compiled = base | {"compile": "inductor"}
+    assert policy_of(compiled, layout(), name="p", device=DEVICE).compile == "inductor"
+    assert (
+        choice_key(base, layout()) == choice_key(defaults(rows(), "bf16"), layout()) != choice_key(compiled, layout())
+    )

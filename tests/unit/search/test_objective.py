@@ -14,6 +14,7 @@ from torch import nn
 from autoprec.measure import StepTooSlow, Training
 from autoprec.policy import Policy, Rule, preset
 from autoprec.records.run import TrialRecord
+from autoprec.runtime import compilation
 from autoprec.search import objective as objective_file
 from autoprec.search.objective import Objective, Protocol
 from autoprec.search.study import Asked
@@ -176,7 +177,19 @@ def test_fp32_itself_has_no_deadline(fp32: Objective, monkeypatch: pytest.Monkey
     limits = late(monkeypatch, 0)
     bar = Asked(number=0, kind="baseline", name="fp32", choice={})
     assert fp32.measure(bar, preset("fp32", "cpu"), "key", lambda *_: False).state == "complete"
-    assert set(limits) == {float("inf")}
+    assert limits == []
+
+
+def test_a_compiled_policy_has_no_deadline_and_its_first_steps_are_told_apart(
+    fp32: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = late(monkeypatch, 9)
+    monkeypatch.setattr(torch, "compile", lambda call, *, backend: call)
+    monkeypatch.setattr(compilation, "compile_fault", lambda kind: None)
+    record = measure(fp32, replace(preset("fp32", "cpu"), name="compiled", compile="inductor"))
+    assert (record.state, limits) == ("complete", [])
+    assert 0 < record.compile_s < record.wall_s
+    assert measure(fp32, preset("fp32-channels-last", "cpu")).compile_s == 0.0
 
 
 class Broken(mlp.Mlp):

@@ -61,3 +61,13 @@ def test_a_fused_optimizer_is_planned_with_fp32_and_with_all_free_ops() -> None:
         policy = policy_of(plan.choice, layout(space), name=name, device={})
         assert policy.optimizer == "fused"
         assert (policy.formats == ("fp32",)) == name.startswith("fp32")
+
+
+def test_fp32_and_the_fastest_plan_of_each_format_are_planned_under_torch_compile() -> None:
+    space = dataclasses.replace(SPACE, compile=("as_given", "inductor"), optimizer=("as_given", "fused"))
+    compiled = {plan.name: plan.choice for plan in plans(rows(space)) if plan.choice["compile"] == "inductor"}
+    assert list(compiled) == ["fp32-compiled-fused", "free-ops-bf16-compiled", "free-ops-fp16-compiled"]
+    assert all(choice["optimizer"] == "fused" for choice in compiled.values())
+    fp32 = policy_of(compiled["fp32-compiled-fused"], layout(), name="p", device={})
+    assert {resolve(fp32, SITES).format(site) for site in SITES} == {"fp32"}
+    assert "compile" not in plans(rows())[0].choice

@@ -8,8 +8,9 @@ import torch
 
 from autoprec.errors import SpaceError
 from autoprec.runtime.device import DeviceInfo, describe
+from autoprec.search import subject
 from autoprec.search.space import Space, load_space, space_name, space_path
-from autoprec.search.subject import cut_to_device, cut_to_graph, cut_to_optimizer
+from autoprec.search.subject import compile_s, cut_to_compiler, cut_to_device, cut_to_graph, cut_to_optimizer
 from tests.op_graphs import chain, node, tensor
 
 ROOT = Path(__file__).parents[3]
@@ -71,6 +72,7 @@ float32_matmul: [ieee, tf32]
 storage: [fp32, bf16-master]
 memory_format: [channels_last, as_given]
 optimizer: [as_given, fused]
+compile: [inductor]
 loss_scale:
   initial: [16, 32]
   growth_interval: [7]
@@ -87,6 +89,7 @@ baselines: [default, apex-o2]
         storage=("fp32", "bf16-master"),
         memory_format=("channels_last", "as_given"),
         optimizer=("as_given", "fused"),
+        compile=("inductor",),
         loss_scale_initial=(16.0, 32.0),
         loss_scale_growth_interval=(7,),
         slow_limit=3.0,
@@ -114,6 +117,7 @@ def test_keys_left_out_have_their_defaults(tmp_path: Path) -> None:
         ("storage: [bf16]\n", r"storage is \['bf16'\]; allowed: a list of fp32, bf16-master, bf16-stochastic"),
         ("memory_format: [nhwc]\n", r"memory_format is \['nhwc'\]; allowed: a list of as_given, channels_last"),
         ("optimizer: [foreach]\n", r"optimizer is \['foreach'\]; allowed: a list of as_given, fused"),
+        ("compile: [eager]\n", r"compile is \['eager'\]; allowed: a list of as_given, inductor"),
         ("slow_limit: 1\n", "space.yaml:2: slow_limit is 1; allowed: numbers above 1"),
         ("slow_limit: true\n", "space.yaml:2: slow_limit is True"),
         ("horizon: 7\n", "space.yaml:2: horizon is 7; allowed: auto, or whole numbers from 8"),
@@ -175,3 +179,16 @@ def test_fused_kernels_are_chosen_only_where_the_optimizer_has_them_and_does_not
     assert cut_to_optimizer(space, torch.optim.AdamW(weights)) == space
     for without in (torch.optim.RMSprop(weights), torch.optim.AdamW(weights, fused=True)):
         assert cut_to_optimizer(space, without) == Space(margin=0.02)
+
+
+def test_torch_compile_is_tried_only_with_a_compiler_and_where_the_budget_has_room_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = chain(*(node(f"n{place}", "linear", index=place) for place in range(8)))
+    space, without = Space(compile=("as_given", "inductor")), Space()
+    monkeypatch.setattr(subject, "compile_fault", lambda kind: None)
+    assert cut_to_compiler(space, "cpu", graph, 5 * compile_s(graph)) == space
+    assert cut_to_compiler(space, "cpu", graph, 4.9 * compile_s(graph)) == without
+    assert cut_to_compiler(space, "cpu", graph, 0.0) == without
+    monkeypatch.setattr(subject, "compile_fault", lambda kind: f"a compiler for {kind}")
+    assert cut_to_compiler(space, "cpu", graph, 1e6) == without

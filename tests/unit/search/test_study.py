@@ -1,7 +1,8 @@
 """The study: queue, outcomes, resumption, and storages that cannot be used."""
 
-import multiprocessing
 import sqlite3
+import subprocess
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +18,8 @@ from autoprec.search.lock import run_lock
 from autoprec.search.study import Asked, Study, open_study, stored_horizon
 from tests.unit.records.samples import FAITHFUL, trial
 from tests.unit.search.blocks import rows
+
+ROOT = Path(__file__).parents[3]
 
 IDENTITY: Mapping[str, str | int | float] = {"graph": "abc", "seed": 0, "horizon": 40}
 
@@ -283,22 +286,22 @@ def test_optuna_is_silent_and_its_warnings_are_notes(tmp_path: Path, capsys: pyt
     assert capsys.readouterr() == ("", "")
 
 
-def _hold(folder: Path, ready: "multiprocessing.synchronize.Event", done: "multiprocessing.synchronize.Event") -> None:
-    with run_lock(folder):
-        ready.set()
-        done.wait(30)
+HOLD = """
+import sys
+from pathlib import Path
+from autoprec.search.lock import run_lock
+with run_lock(Path(sys.argv[1])):
+    print("holds", flush=True)
+    sys.stdin.read()
+"""
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ready, done = context.Event(), context.Event()
-    other = context.Process(target=_hold, args=(tmp_path, ready, done))
-    other.start()
-    assert ready.wait(30)
-    with pytest.raises(StudyError, match=rf"process {other.pid}.*--run-dir"), run_lock(tmp_path):
-        pass
-    done.set()
-    other.join(30)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, **pipes) as other:
+        assert other.stdout.readline() == "holds\n"
+        with pytest.raises(StudyError, match=rf"process {other.pid}.*--run-dir"), run_lock(tmp_path):
+            pass
     with run_lock(tmp_path):
         pass
 
