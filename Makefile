@@ -40,6 +40,8 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/recording.py --json reports/recording.json
 	$(BIN)/python benchmarks/inspection.py --json reports/inspection.json
 	$(BIN)/python benchmarks/overhead.py --json reports/overhead.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/guard.py --json reports/guard.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rollback.py --json reports/rollback.json
 	$(BIN)/python benchmarks/storage.py --json reports/storage.json
 	$(BIN)/python benchmarks/static_analysis.py --json reports/static_analysis.json
 	$(BIN)/python benchmarks/examples.py --json reports/examples.json

@@ -90,6 +90,20 @@ class MemoryRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HealthRecord:
+    """What a run showed at its end that a guard can compare with; None where the policy has nothing of the kind.
+
+    `loss_scale` is where scaling came to rest. The fractions are of the gradients of layers in a narrow format, as
+    `runtime.guard` looks at them: what flushes, of all layers and of the worst one, and what is near the range's end.
+    """
+
+    loss_scale: float | None = None
+    flush_frac: float | None = None
+    layer_flush_frac: float | None = None
+    overflow_frac: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRecord:
     """One policy that was really trained and really timed, or the reason why it was not.
 
@@ -116,6 +130,7 @@ class TrialRecord:
     fidelity: FidelityRecord | None = None
     memory: MemoryRecord | None = None
     gradient_error: float | None = None
+    health: HealthRecord | None = None
     num_steps: int = 0
     num_skipped: int = 0
     wall_s: float = 0.0

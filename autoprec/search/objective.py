@@ -22,7 +22,7 @@ from autoprec.measure import (
 )
 from autoprec.measure.step_time import clock_of
 from autoprec.policy import AS_GIVEN, Policy, preset
-from autoprec.records.run import FidelityRecord, Interval, MemoryRecord, TrialRecord
+from autoprec.records.run import FidelityRecord, HealthRecord, Interval, MemoryRecord, TrialRecord
 from autoprec.search.baselines import coarsest_format, rounding_of
 from autoprec.search.same_arithmetic import settled
 from autoprec.search.study import Asked
@@ -189,6 +189,7 @@ class Objective:
             num_steps=length,
             num_skipped=candidate.num_skipped,
             memory=None if stopped else memory_record(candidate),
+            health=None if stopped else _health_record(candidate),
             losses=tuple(losses),
             step_times_s=tuple(times),
             reference_step_times_s=tuple(reference_times),
@@ -218,6 +219,7 @@ class Objective:
             num_steps=length,
             num_skipped=candidate.num_skipped,
             memory=memory_record(candidate) if length == protocol.horizon else None,
+            health=_health_record(candidate) if length == protocol.horizon else None,
             losses=tuple(losses),
         )
 
@@ -289,6 +291,16 @@ def memory_record(training: Training) -> MemoryRecord:
         parameter_bytes=use.parameter_bytes,
         gradient_bytes=use.gradient_bytes,
         optimizer_bytes=use.optimizer_bytes,
+    )
+
+
+def _health_record(training: Training) -> HealthRecord:
+    look, scaler = training.look_at_gradients(), training.precision.scaler
+    return HealthRecord(
+        loss_scale=scaler.get_scale() if scaler.is_enabled() else None,
+        flush_frac=look.flush_frac,
+        layer_flush_frac=max(look.flush, default=None),
+        overflow_frac=look.overflow_frac,
     )
 
 

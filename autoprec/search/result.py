@@ -8,7 +8,16 @@ from typing import Any
 
 from autoprec.graph.site import Site
 from autoprec.policy import Policy, dump_policy, resolve
-from autoprec.records.run import ChosenRecord, FidelityRecord, Interval, KeptRecord, VerificationRecord
+from autoprec.records.run import (
+    ChosenRecord,
+    FidelityRecord,
+    HealthRecord,
+    Interval,
+    KeptRecord,
+    TrialRecord,
+    VerificationRecord,
+)
+from autoprec.runtime.guard.calibration import Calibration, loss_band, to_plain
 from autoprec.search.choices import targets_of
 from autoprec.search.choose import Outcome
 from autoprec.search.decide import product_of
@@ -52,12 +61,26 @@ def policy_of_outcome(
         "spread_vs_best_baseline": versus.spread,
         "fidelity": None if fidelity is None else _fidelity_evidence(fidelity),
         "memory_bytes": None if memory is None else memory.total_bytes,
+        "calibration": to_plain(calibration_from(trial)),
     }
     return replace(
         policy,
         name=f"{name}-{trial.name}",
         device=dict(catalog.device),
         evidence=_finite({**evidence, **measured}),
+    )
+
+
+def calibration_from(trial: TrialRecord) -> Calibration:
+    """Return what a guard compares a production run with: this trial was a healthy one."""
+    health = trial.health or HealthRecord()
+    return Calibration(
+        losses=loss_band(trial.losses),
+        skipped_frac=None if health.loss_scale is None else trial.num_skipped / max(trial.num_steps, 1),
+        loss_scale=health.loss_scale,
+        flush_frac=health.flush_frac,
+        layer_flush_frac=health.layer_flush_frac,
+        overflow_frac=health.overflow_frac,
     )
 
 

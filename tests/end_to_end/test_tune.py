@@ -15,6 +15,7 @@ import pytest
 import autoprec
 from autoprec.cli import main
 from autoprec.records import load_record
+from autoprec.runtime.guard import calibration_of
 
 WORKLOAD = """
 import torch
@@ -108,6 +109,10 @@ def test_tune_writes_a_policy_a_record_and_a_study_and_bench_measures_the_policy
     assert policy.evidence["graph"] == record.graph.fingerprint
     assert policy.evidence["record"] == result["record"]
     assert (policy.evidence["seeds"], policy.evidence["batches"]) == ((0, 1), 72)
+    calibration = calibration_of(policy)
+    assert calibration is not None
+    chosen = next(trial for trial in record.trials if trial.number == record.chosen.trial)
+    assert (calibration.losses is None) == (len(chosen.losses) < 16)  # a guard compares with what was trained
     assert policy.device["kind"] == "cpu"
     assert record.chosen is not None
     assert record.chosen.policy == autoprec.dump_policy(policy)
