@@ -1,13 +1,12 @@
 """`autoprec audit`: a policy held against every gate before it goes to production."""
 
-import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from autoprec.cli.running import running
 from autoprec.errors import PolicyError, WorkloadError
 
 
@@ -76,7 +75,7 @@ def audit(
     for file in (junit, html):
         if file is not None:
             check_writable(file.parent)
-    with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+    with running():
         record = run(options, RichObserver(console(stderr=True)))
     view = audit_view(record)
     if junit is not None:

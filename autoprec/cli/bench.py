@@ -1,12 +1,12 @@
 """`autoprec bench`: a policy and the baselines, measured side by side."""
 
-import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from autoprec.cli.running import running
 
 
 def bench(
@@ -44,7 +44,7 @@ def bench(
         seed=seed,
         device=device,
     )
-    with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+    with running():
         record = run(options, RichObserver(console(stderr=True)))
     if as_json:
         typer.echo(json.dumps(bench_json(record), indent=2, allow_nan=False))

@@ -1,13 +1,12 @@
 """`autoprec inspect`: what must stay FP32, what should by default, and why, without training."""
 
-import contextlib
 import json
 import linecache
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autoprec.cli.running import running
 from autoprec.errors import FormatError, PolicyError
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def inspect(
     from autoprec.search.broken import check_first_loss
     from autoprec.workload import load
 
-    with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+    with running():
         loaded, info = load(workload), describe(device)
         recordings = record_batches(loaded.workload, 1 if static else batches, device=info.kind, seed=seed)
         for recording in recordings:

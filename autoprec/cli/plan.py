@@ -1,13 +1,12 @@
 """`autoprec plan`: the plan, speed-up and memory to expect on a device that is not at hand, modeled."""
 
-import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from autoprec.cli.running import running
 from autoprec.errors import DeviceError, WorkloadError
 
 
@@ -57,7 +56,7 @@ def plan(
         seed=seed,
         device=device,
     )
-    with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+    with running():
         found = run(options)
     policy_file = None if out is None else str(out)
     if as_json:

@@ -1,13 +1,13 @@
 """`autoprec tune`: search, prove and write the fastest faithful policy of a training run."""
 
-import contextlib
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from autoprec.cli.running import running
 
 _INTERRUPTED = 130
 
@@ -76,7 +76,7 @@ def tune(
         objective=objective.value,
     )
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result
+        with running():
             record = run(options, RichObserver(console(stderr=True)))
     except KeyboardInterrupt:
         typer.echo("interrupted before fp32 was measured: no policy is written; run the same command again", err=True)
