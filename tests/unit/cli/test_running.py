@@ -3,14 +3,15 @@
 import gc
 
 import pytest
+import typer
 
 from autoprec.cli.running import running
 
 
 def test_what_a_workload_prints_is_not_the_result(capsys: pytest.CaptureFixture[str]) -> None:
     with running():
-        print("epoch 1")
-    print("result")
+        typer.echo("epoch 1")
+    typer.echo("result")
     told = capsys.readouterr()
     assert (told.out, told.err) == ("result\n", "epoch 1\n")
 
