@@ -40,11 +40,14 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/recording.py --json reports/recording.json
 	$(BIN)/python benchmarks/inspection.py --json reports/inspection.json
 	$(BIN)/python benchmarks/overhead.py --json reports/overhead.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/guard.py --json reports/guard.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/rollback.py --json reports/rollback.json
 	$(BIN)/python benchmarks/storage.py --json reports/storage.json
 	$(BIN)/python benchmarks/static_analysis.py --json reports/static_analysis.json
 	$(BIN)/python benchmarks/examples.py --json reports/examples.json
 	$(BIN)/python benchmarks/planner.py --json reports/planner.json
 	$(BIN)/python benchmarks/fidelity.py --json reports/fidelity.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/search_efficiency.py --json reports/search_efficiency.json
 	$(BIN)/python benchmarks/cases.py --json reports/cases.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost_model.py --json reports/cost_model.json
 	$(BIN)/python benchmarks/zoo_speed.py --json reports/zoo_speed.json

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from autoprec.errors import AutoprecError
+    from autoprec.errors import AutoprecError, GuardError
     from autoprec.graph.site import Site
     from autoprec.policy import (
         Float8,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         save_policy,
     )
     from autoprec.runtime import Precision, apply
+    from autoprec.runtime.guard import Guard, GuardEvent, GuardLimits, GuardOutcome, guard
     from autoprec.workload.workload import Workload
 
 __version__ = "0.1.0"
@@ -30,6 +31,11 @@ __version__ = "0.1.0"
 __all__ = [
     "AutoprecError",
     "Float8",
+    "Guard",
+    "GuardError",
+    "GuardEvent",
+    "GuardLimits",
+    "GuardOutcome",
     "LossScale",
     "Parameters",
     "Policy",
@@ -40,6 +46,7 @@ __all__ = [
     "__version__",
     "apply",
     "dump_policy",
+    "guard",
     "load_policy",
     "preset",
     "resolve",
@@ -49,6 +56,11 @@ __all__ = [
 _HOMES = {
     "AutoprecError": "autoprec.errors",
     "Float8": "autoprec.policy",
+    "Guard": "autoprec.runtime.guard",
+    "GuardError": "autoprec.errors",
+    "GuardEvent": "autoprec.runtime.guard",
+    "GuardLimits": "autoprec.runtime.guard",
+    "GuardOutcome": "autoprec.runtime.guard",
     "LossScale": "autoprec.policy",
     "Parameters": "autoprec.policy",
     "Policy": "autoprec.policy",
@@ -58,6 +70,7 @@ _HOMES = {
     "Workload": "autoprec.workload.workload",
     "apply": "autoprec.runtime",
     "dump_policy": "autoprec.policy",
+    "guard": "autoprec.runtime.guard",
     "load_policy": "autoprec.policy",
     "preset": "autoprec.policy",
     "resolve": "autoprec.policy",

@@ -35,6 +35,10 @@ class ScalingError(AutoprecError):
     """Loss scaling in an order that would train on wrong gradients."""
 
 
+class GuardError(AutoprecError):
+    """A run that the guard stopped, or a guard that cannot watch this run."""
+
+
 class WorkloadError(AutoprecError):
     """A workload that cannot be loaded, or that is broken before any precision is lowered."""
 

@@ -12,6 +12,7 @@ from autoprec.errors import MeasurementError, WorkloadError
 from autoprec.policy import Policy
 from autoprec.runtime import Precision, apply
 from autoprec.runtime.device import emulated_formats
+from autoprec.runtime.guard.looks import GradientLook, look_at_gradients, narrow_layers
 from autoprec.runtime.matmul_precision import restore, set_float32_matmul
 from autoprec.runtime.trace import Trace
 from autoprec.workload import Workload
@@ -90,6 +91,23 @@ class Training:
         self.prepare()
         with self._scope:
             return self.precision.trace(self._batches[self.num_steps % len(self._batches)], self._workload.loss)
+
+    def look_at_gradients(self) -> GradientLook:
+        """Return what becomes of gradients in narrow formats, from one more backward pass where there are such layers.
+
+        Parameters stay as they are; gradients are gone, and buffers have seen one more batch.
+        """
+        if next(narrow_layers(self.precision), None) is None:
+            return GradientLook()
+        self.prepare()
+        with self._scope:
+            self.optimizer.zero_grad()
+            with self.precision.loss():
+                loss = self._workload.loss(self.model, self._batches[self.num_steps % len(self._batches)])
+            self.precision.scaler.scale(loss).backward()
+            look = look_at_gradients(self.precision)
+            self.optimizer.zero_grad()
+        return look
 
     def prepare(self) -> None:
         """Enter the random streams and the matmul precision of the next step."""

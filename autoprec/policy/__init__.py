@@ -5,7 +5,7 @@
 """
 
 from autoprec.policy.diff import PolicyDiff, RuleDifference, SettingDifference, SiteDifference, diff
-from autoprec.policy.file import SCHEMA, dump_policy, load_policy, rule_lines, save_policy, to_plain
+from autoprec.policy.file import SCHEMA, dump_policy, load_policy, parse_policy, rule_lines, save_policy, to_plain
 from autoprec.policy.given import policy_or_preset
 from autoprec.policy.parameters import BatchNorm, Gradients, Master, OptimizerState, Parameters, Rounding, Storage
 from autoprec.policy.pattern import SitePattern, anchored, pattern_of
@@ -72,6 +72,7 @@ __all__ = [
     "hint_of_op",
     "load_policy",
     "nearest_patterns",
+    "parse_policy",
     "pattern_of",
     "policy_or_preset",
     "preset",

@@ -48,6 +48,14 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     return _policy(_root(path))
 
 
+def parse_policy(text: str, origin: str) -> Policy:
+    """Return the policy in `text`, as `dump_policy` writes it; `origin` stands for the file in messages.
+
+    Raises: as `load_policy` does.
+    """
+    return _policy(compose(text, origin))
+
+
 def rule_lines(path: str | os.PathLike[str]) -> tuple[int, ...]:
     """Return the line of each rule of a policy file, counted from 1."""
     root = _root(path).mapping("the policy")

@@ -1,7 +1,8 @@
 """Loss scaling on `torch.amp.GradScaler`, with the bounds a policy sets and an eye on the order of calls."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -11,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoprec.errors import ScalingError
 from autoprec.policy import LossScale
+from autoprec.runtime.finite import not_finite
 from autoprec.runtime.scaled_gradients import ScaledGradients
 
 _TWO_LINES = """
@@ -66,12 +68,13 @@ class BoundedGradScaler(torch.amp.GradScaler):
         self._minimum, self._maximum = bounds
         self._gradients = None if parameters is None or not self._enabled else ScaledGradients(parameters)
         self._steps = False
+        self._counted: torch.Tensor | None = None
         if self._gradients is not None:
             _watch_steps()
             _watching.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_gradients": None}
+        return {**super().__getstate__(), "_gradients": None, "_counted": None}
 
     @property
     def minimum(self) -> float:
@@ -103,6 +106,22 @@ class BoundedGradScaler(torch.amp.GradScaler):
         if self._gradients is not None:
             self._gradients.note_stepped(optimizer)
         return result
+
+    @contextmanager
+    def counting(self, loss: torch.Tensor | None) -> Iterator[None]:
+        """Have the steps of this block skip too if `loss` is not finite, whatever the gradients are."""
+        self._counted = None if loss is None or not self._enabled else not_finite(loss.detach())
+        try:
+            yield
+        finally:
+            self._counted = None
+
+    def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, torch.Tensor]:
+        found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(*args, **kwargs)
+        if self._counted is not None:
+            for device, each in found.items():
+                each.copy_(torch.maximum(each, self._counted.to(device, non_blocking=True)))
+        return found
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Adjust the scale after a step, as `GradScaler.update` does, and keep it within the bounds."""

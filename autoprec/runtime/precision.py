@@ -1,6 +1,7 @@
 """`Precision`: a policy installed in a module, and the way back."""
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +27,7 @@ from autoprec.runtime.plans import Action, ModulePlans
 from autoprec.runtime.refusals import refuse_symbolic_tracing
 from autoprec.runtime.site_mode import Frame
 from autoprec.runtime.step import Scheduler, StepOutcome, take_step, warn_collapsed
-from autoprec.runtime.storage import ParameterStorage
+from autoprec.runtime.storage import ParameterStorage, is_in_ddp
 from autoprec.runtime.weight_casts import WeightCasts, any_is_sharded
 
 if TYPE_CHECKING:
@@ -46,10 +47,15 @@ class Precision:
 
     def __init__(self, model: nn.Module, policy: Policy, device: str) -> None:
         self.model = model
-        self.policy = policy
         self.device = device
-        self.scaler = BoundedGradScaler(device, policy.loss_scale, self._parameters)
         self._told_collapse = False
+        self._adopt(policy, BoundedGradScaler(device, policy.loss_scale, self._parameters))
+
+    def _adopt(self, policy: Policy, scaler: BoundedGradScaler) -> None:
+        """Become the handle of `policy`, not yet installed."""
+        device = self.device
+        self.policy = policy
+        self.scaler = scaler
         self.layout = WeightLayout(policy.memory_format)
         self.compilation = Compilation(policy)
         self.storage = ParameterStorage(policy.parameters)
@@ -111,18 +117,29 @@ class Precision:
         *optimizers: torch.optim.Optimizer,
         max_norm: float | None = None,
         scheduler: Scheduler | None = None,
+        skip_non_finite: bool = False,
+        loss: torch.Tensor | None = None,
     ) -> StepOutcome:
         """Unscale, clip to `max_norm` if given, step, update the scale, and advance `scheduler` if all stepped.
 
-        Optimizers that share a backward pass step together. With or without loss scaling; see `runtime.step`.
+        Optimizers that share a backward pass step together. With or without loss scaling; see `runtime.step`. With
+        `skip_non_finite` a step whose gradients, or whose `loss` if given, are not finite is skipped in either case;
+        that waits for the device, but for fused optimizers.
 
         Raises: `ScalingError` if the gradients are not what one scaled backward pass after another left; `ApplyError`
         for an optimizer that `optimizer()` should have exchanged.
         """
         check_state_format(self.policy, optimizers)
         check_fused(self.policy, optimizers)
-        outcome = take_step(self.scaler, optimizers, max_norm=max_norm, scheduler=scheduler)
-        if not self._told_collapse and outcome.is_known and outcome.collapsed:
+        outcome = take_step(
+            self.scaler,
+            optimizers,
+            max_norm=max_norm,
+            scheduler=scheduler,
+            skip_non_finite=skip_non_finite,
+            loss=loss,
+        )
+        if not skip_non_finite and not self._told_collapse and outcome.is_known and outcome.collapsed:
             self._told_collapse = True
             warn_collapsed(outcome)
         return outcome
@@ -149,15 +166,21 @@ class Precision:
     def install(self) -> None:
         """Do what the policy says to the model and to torch's matmul precision; `remove()` undoes it."""
         self.model.__dict__[APPLIED] = self
-        self._claim_matmul()
         self.layout.lay_out(self.model)
+        if self.casts:
+            self.storage.lower(self.model)
+        self._put_in()
+
+    def _put_in(self) -> None:
+        """Install what the policy says about sites, matmuls and compilation."""
+        self.model.__dict__[APPLIED] = self
+        self._claim_matmul()
         if self.casts:
             self._install_casts()
         self.compilation.compile(self.model, self.device)
 
     def _install_casts(self) -> None:
-        """Store parameters as the policy says, and have the modules cast what enters their sites."""
-        self.storage.lower(self.model)
+        """Have the modules cast what enters their sites."""
         keep_frames(checkpointed_in_frame)
         refuse_symbolic_tracing()
         self.plans_of(LOSS_MODULE)
@@ -168,16 +191,76 @@ class Precision:
 
     def remove(self) -> None:
         """Restore the model: its forwards, dtype and layout of its parameters, torch's matmul precision. Idempotent."""
-        if not self.is_installed:
-            return
+        if self.is_installed:
+            self._take_out()
+            self.storage.restore()
+            self.layout.restore()
+
+    def _take_out(self) -> None:
+        """Take out what `_put_in` installed."""
         del self.model.__dict__[APPLIED]
         self.kept_casts.clear()
         for module in (*self.model.modules(), *self._wrapped):  # some may have been exchanged since
             restore_forward(module)
         self.compilation.restore()
-        self.storage.restore()
-        self.layout.restore()
         self._release_matmul()
+
+    def exchange(self, policy: Policy) -> None:
+        """Run `policy` from here on, under this very handle and between two steps.
+
+        Masters, the random numbers of stochastic rounding and the parameters' identity stay, and with them every
+        optimizer; so do the loss scale, within the bounds of `policy`, and `scaler` itself where those are equal.
+        Code that torch.compile has made is forgotten, and made anew for the new policy.
+
+        Raises: `ApplyError` if this policy is not installed (any more), or if parameters that
+        DistributedDataParallel holds would be stored otherwise; whatever installing raises, and then the old policy
+        runs on.
+        """
+        if not self.is_installed:
+            raise ApplyError(f'exchange: policy "{self.policy.name}" is not installed any more; apply it again first')
+        if not self.can_exchange(policy):
+            raise ApplyError(
+                f'exchange: "{policy.name}" stores parameters in another format than "{self.policy.name}", and '
+                "DistributedDataParallel holds these; start anew from a checkpoint under the other policy"
+            )
+        previous, scaler = self.policy, self.scaler
+        try:
+            self._reinstall(policy, self._scaler_of(policy))
+        except BaseException:
+            self._reinstall(previous, scaler)
+            raise
+        if "torch._dynamo" in sys.modules:
+            torch.compiler.reset()
+
+    def can_exchange(self, policy: Policy) -> bool:
+        """Return whether `exchange` can go on with `policy`: parameters that DDP holds keep their format."""
+        return policy.parameters == self.policy.parameters or not is_in_ddp(self.model)
+
+    def _scaler_of(self, policy: Policy) -> BoundedGradScaler:
+        """Return the scaler that goes on under `policy`."""
+        if policy.loss_scale == self.policy.loss_scale:
+            return self.scaler
+        scaler = BoundedGradScaler(self.device, policy.loss_scale, self._parameters)
+        if scaler.is_enabled() and self.scaler.is_enabled():
+            scaler.load_state_dict(self.scaler.state_dict())
+        return scaler
+
+    def _reinstall(self, policy: Policy, scaler: BoundedGradScaler) -> None:
+        layout, storage, previous = self.layout, self.storage, self.policy
+        if self.is_installed:
+            self._take_out()
+        self._adopt(policy, scaler)
+        self.layout, self.storage = layout, storage
+        if policy.parameters != previous.parameters or policy.memory_format != previous.memory_format:
+            generators = storage.generators.state()
+            storage.restore()
+            layout.restore()
+            self._adopt(policy, scaler)
+            self.layout.lay_out(self.model)
+            if self.casts:
+                self.storage.lower(self.model)
+            self.storage.generators.load(generators)
+        self._put_in()
 
     def _claim_matmul(self) -> None:
         """Set the precision inside FP32 matmuls until this object is removed or, forgotten with its model, dies."""

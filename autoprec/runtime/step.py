@@ -1,13 +1,15 @@
 """One optimizer step under a loss scale: unscale, clip, step, update, and the scheduler, in the one right order."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from autoprec.errors import ScalingError
+from autoprec.runtime.finite import non_finite
 from autoprec.runtime.loss_scale import BoundedGradScaler, is_fused
 from autoprec.runtime.scaled_gradients import parameters_of
 
@@ -26,7 +28,8 @@ class StepOutcome:
     `is_known` says that whether it stepped is known already; of fused optimizers the device alone knows.
 
     `grad_norm` is the norm of the unscaled gradients before clipping, a tensor; None if no `max_norm` was given. The
-    properties read tensors when they are asked, and then wait for the device; without loss scaling they read nothing.
+    properties read tensors when they are asked, and then wait for the device; without loss scaling they read nothing,
+    unless steps that are not finite were to be skipped all the same.
     """
 
     grad_norm: torch.Tensor | None
@@ -37,7 +40,7 @@ class StepOutcome:
 
     @property
     def stepped(self) -> bool:
-        """Return whether the optimizers stepped: False if a gradient was not finite. Always True without scaling."""
+        """Return whether the optimizers stepped: False if a gradient was not finite and that was looked at."""
         return self.found_inf is None or not bool(self.found_inf)
 
     @property
@@ -57,12 +60,15 @@ def take_step(
     *,
     max_norm: float | None = None,
     scheduler: Scheduler | None = None,
+    skip_non_finite: bool = False,
+    loss: torch.Tensor | None = None,
 ) -> StepOutcome:
     """Return what came of one step of all `optimizers`, whose gradients come from the same scaled backward passes.
 
     Each one skips its step if its own gradients are not finite, as with `GradScaler`; the outcome and the scheduler
     count a step only if all of them stepped. The norm is over the gradients of all. Without loss scaling nothing waits
-    for the device; with it, torch's own `GradScaler.step` does, but for fused optimizers.
+    for the device; with it, torch's own `GradScaler.step` does, but for fused optimizers. With `skip_non_finite` all
+    skip without loss scaling too if a gradient, or `loss` if given, is not finite: as `runtime.finite` has it.
     Raises: `ScalingError`, before anything is done, for arguments that are no optimizers, norm or scheduler.
     """
     _check_arguments(optimizers, max_norm, scheduler)
@@ -72,11 +78,17 @@ def take_step(
             if not scaler.is_unscaled(optimizer):
                 scaler.unscale_(optimizer)
     norm = None if max_norm is None else _clip(optimizers, max_norm)
-    for optimizer in optimizers:
-        scaler.step(optimizer)
+    if skip_non_finite and not scaler.is_enabled():
+        found_inf: torch.Tensor | None = non_finite(optimizers, norm, loss)
+        _step_if_finite(optimizers, found_inf)
+    else:
+        with scaler.counting(loss if skip_non_finite else None):
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+        found_inf = _found_inf(scaler, optimizers)
     outcome = StepOutcome(
         grad_norm=norm,
-        found_inf=_found_inf(scaler, optimizers),
+        found_inf=found_inf,
         scale=scale,
         minimum=scaler.minimum,
         is_known=not any(map(is_fused, optimizers)),
@@ -85,6 +97,28 @@ def take_step(
     if scheduler is not None and outcome.stepped:
         scheduler.step()
     return outcome
+
+
+def _step_if_finite(optimizers: Sequence[torch.optim.Optimizer], found_inf: torch.Tensor | None) -> None:
+    """Step all, or none; fused optimizers read `found_inf` on the device, others wait to know it."""
+    for_device = [each for each in optimizers if found_inf is not None and is_fused(each)]
+    others = [each for each in optimizers if each not in for_device]
+    if not others or found_inf is None or not bool(found_inf):
+        for optimizer in others:
+            optimizer.step()
+    for optimizer in for_device:
+        with _told(optimizer, found_inf):
+            optimizer.step()
+
+
+@contextmanager
+def _told(optimizer: torch.optim.Optimizer, found_inf: torch.Tensor | None) -> Iterator[None]:
+    """Have a fused optimizer skip where `found_inf` is 1, as `GradScaler` does."""
+    vars(optimizer)["found_inf"] = found_inf
+    try:
+        yield
+    finally:
+        del vars(optimizer)["found_inf"]
 
 
 def _check_arguments(

@@ -193,7 +193,7 @@ def _of_batch_norms(model: nn.Module) -> set[nn.Parameter]:
 
 def _check_free(model: nn.Module) -> None:
     """Refuse a model whose parameters others hold by address: they would go on with the FP32 ones."""
-    if _is_in_ddp(model):
+    if is_in_ddp(model):
         raise ApplyError(
             "apply: the policy stores parameters low and the model is in DistributedDataParallel already, which holds "
             "the FP32 ones and would average no gradient any more; apply the policy first, with parameters: "
@@ -206,7 +206,7 @@ def _check_free(model: nn.Module) -> None:
         )
 
 
-def _is_in_ddp(model: nn.Module) -> bool:
+def is_in_ddp(model: nn.Module) -> bool:
     """Return whether the model, or a part of it, is wrapped; nothing in a module leads to what wraps it."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():

@@ -22,7 +22,7 @@ from autoprec.measure import (
 )
 from autoprec.measure.step_time import clock_of
 from autoprec.policy import AS_GIVEN, Policy, preset
-from autoprec.records.run import FidelityRecord, Interval, MemoryRecord, TrialRecord
+from autoprec.records.run import FidelityRecord, HealthRecord, Interval, MemoryRecord, TrialRecord
 from autoprec.search.baselines import coarsest_format, rounding_of
 from autoprec.search.same_arithmetic import settled
 from autoprec.search.study import Asked
@@ -104,8 +104,14 @@ class Objective:
         self.chaos = Chaos(protocol)
 
     def close(self) -> None:
-        """Free the FP32 run; nothing can be measured afterwards. Idempotent."""
+        """Free the FP32 run; nothing can be measured afterwards, until it is opened again. Idempotent."""
         self._reference.close()
+
+    def reopen(self) -> None:
+        """Build the FP32 run anew, to be timed beside further candidates; its curve is known."""
+        self._reference = self.protocol.train(preset("fp32", self.protocol.device))
+        for _ in range(_WARMUP):
+            self._reference.step()
 
     def measure(self, asked: Asked, policy: Policy, key: str, report: Report) -> TrialRecord:
         """Return what a trial of `policy` measured; what it raises ends that trial and nothing else.
@@ -182,7 +188,8 @@ class Objective:
             fidelity=None if fidelity is None else fidelity_record(fidelity),
             num_steps=length,
             num_skipped=candidate.num_skipped,
-            memory=None if stopped else _memory_record(candidate),
+            memory=None if stopped else memory_record(candidate),
+            health=None if stopped else _health_record(candidate),
             losses=tuple(losses),
             step_times_s=tuple(times),
             reference_step_times_s=tuple(reference_times),
@@ -211,7 +218,8 @@ class Objective:
             fidelity=fidelity_record(fidelity),
             num_steps=length,
             num_skipped=candidate.num_skipped,
-            memory=_memory_record(candidate) if length == protocol.horizon else None,
+            memory=memory_record(candidate) if length == protocol.horizon else None,
+            health=_health_record(candidate) if length == protocol.horizon else None,
             losses=tuple(losses),
         )
 
@@ -274,7 +282,8 @@ def fidelity_record(fidelity: Fidelity) -> FidelityRecord:
     )
 
 
-def _memory_record(training: Training) -> MemoryRecord:
+def memory_record(training: Training) -> MemoryRecord:
+    """Return what a run holds, as records hold it. Costs a step."""
     use = measure_memory(training)
     return MemoryRecord(
         total_bytes=use.total_bytes,
@@ -282,6 +291,16 @@ def _memory_record(training: Training) -> MemoryRecord:
         parameter_bytes=use.parameter_bytes,
         gradient_bytes=use.gradient_bytes,
         optimizer_bytes=use.optimizer_bytes,
+    )
+
+
+def _health_record(training: Training) -> HealthRecord:
+    look, scaler = training.look_at_gradients(), training.precision.scaler
+    return HealthRecord(
+        loss_scale=scaler.get_scale() if scaler.is_enabled() else None,
+        flush_frac=look.flush_frac,
+        layer_flush_frac=max(look.flush, default=None),
+        overflow_frac=look.overflow_frac,
     )
 
 

@@ -15,6 +15,7 @@ import pytest
 import autoprec
 from autoprec.cli import main
 from autoprec.records import load_record
+from autoprec.runtime.guard import calibration_of
 
 WORKLOAD = """
 import torch
@@ -108,6 +109,10 @@ def test_tune_writes_a_policy_a_record_and_a_study_and_bench_measures_the_policy
     assert policy.evidence["graph"] == record.graph.fingerprint
     assert policy.evidence["record"] == result["record"]
     assert (policy.evidence["seeds"], policy.evidence["batches"]) == ((0, 1), 72)
+    calibration = calibration_of(policy)
+    assert calibration is not None
+    chosen = next(trial for trial in record.trials if trial.number == record.chosen.trial)
+    assert (calibration.losses is None) == (len(chosen.losses) < 16)  # a guard compares with what was trained
     assert policy.device["kind"] == "cpu"
     assert record.chosen is not None
     assert record.chosen.policy == autoprec.dump_policy(policy)
@@ -189,3 +194,18 @@ def test_a_killed_run_resumes_and_its_running_trial_is_measured_again(folder: Pa
     names = [trial.name for trial in load_record(folder / "runs/mlp/record.json").baselines]
     assert len(names) == len(set(names))
     assert {"fp32", "autocast-bf16", "low-bf16"} <= set(names)
+
+
+def test_a_pareto_front_is_written_beside_the_policy(folder: Path) -> None:
+    done = tune(folder, "--trials", "1", "--baselines", "fp32", "--objective", "pareto", "--json")
+    assert done.returncode == 0, done.stderr
+    record = load_record(folder / "runs" / "mlp" / "record.json")
+    assert record.front
+    assert [point["name"] for point in json.loads(done.stdout)["front"]] == [point.name for point in record.front]
+    for point in record.front:
+        assert point.policy_file is not None
+        policy = autoprec.load_policy(folder / point.policy_file)
+        assert policy.evidence["verified"] is False
+    again = tune(folder, "--trials", "1", "--baselines", "fp32")
+    assert again.returncode == 2
+    assert "objective: 'pareto' then, 'time' now" in " ".join(again.stderr.split())

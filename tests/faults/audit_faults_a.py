@@ -325,11 +325,11 @@ CONTROLS: Mapping[str, Planted] = {
         settings={"parameters": Parameters(storage="bf16", master="fp32")}, gates=_ANY_SPEED
     ),
     "routing that depends on weights": Planted(workload=ROUTED, tuned_on=ROUTED, gates=_ANY_SPEED),
-    "a model that was edited and tuned again": Planted(workload=WIDER, tuned_on=WIDER, gates=_ANY_SPEED),
+    "a model that was edited and tuned again": Planted(workload=WIDER, tuned_on=WIDER, only=("match", "honoured")),
     "another patch of torch": Planted(
-        lock={"torch": f"{'.'.join(torch.__version__.split('.')[:2])}.99"}, gates=_ANY_SPEED
+        lock={"torch": f"{'.'.join(torch.__version__.split('.')[:2])}.99"}, only=("match",)
     ),
     "a batch size that is meant": Planted(
-        workload=edited(("randn(8", "randn(12")), gates=_ANY_SPEED + "match: {shapes: 0, architecture: 0}\n"
+        workload=edited(("randn(8", "randn(12")), gates="match: {shapes: 0}\n", only=("match", "honoured")
     ),
 }

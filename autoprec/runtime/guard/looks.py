@@ -1,0 +1,176 @@
+"""A look at gradients and weights around one step, on a thousand elements of each tensor.
+
+Gradients are looked at as the backward pass left them, times the loss scale: that is what the low formats held.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from autoprec.graph.site import Site
+from autoprec.numerics import FORMATS
+from autoprec.runtime.precision import Precision
+from autoprec.runtime.stored import stored
+
+_MOST_ELEMENTS = 1024
+_FEWEST_MOVING = 8  # of fewer elements with a gradient nothing is said
+_NEAR_END = 4.0  # within two doublings of the largest number
+
+# The op whose format decides in which one the gradients of a module's own parameters are computed.
+_OP_OF: Mapping[type[nn.Module], str] = MappingProxyType(
+    {
+        nn.Linear: "linear",
+        nn.Conv1d: "conv1d",
+        nn.Conv2d: "conv2d",
+        nn.Conv3d: "conv3d",
+        nn.LayerNorm: "layer_norm",
+        nn.GroupNorm: "group_norm",
+        nn.RMSNorm: "rms_norm",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GradientLook:
+    """Of each layer in a narrow format: how much of its gradients flushes, and how much is near the end of the range.
+
+    Below the format's smallest normal number, zero included, counts as flushed; weights near the end count as well.
+    """
+
+    layers: tuple[str, ...] = ()
+    flush: tuple[float, ...] = ()
+    overflow: tuple[float, ...] = ()
+
+    @property
+    def flush_frac(self) -> float | None:
+        """Return the mean over layers; None if there is no layer in a narrow format."""
+        return sum(self.flush) / len(self.flush) if self.flush else None
+
+    @property
+    def overflow_frac(self) -> float | None:
+        """Return the mean over layers; None if there is no layer in a narrow format."""
+        return sum(self.overflow) / len(self.overflow) if self.overflow else None
+
+
+def look_at_gradients(precision: Precision, *, scale: float = 1.0) -> GradientLook:
+    """Return what became of the gradients that are there now; they are multiplied by `scale` first."""
+    rows: list[tuple[str, list[torch.Tensor], list[torch.Tensor]]] = []
+    for path, name, parameters in narrow_layers(precision):
+        fmt = FORMATS[name]
+        gradients = [_some(each.grad) * scale for each in parameters if each.grad is not None and each.numel()]
+        if gradients:
+            small = [(each.abs() < fmt.min_normal).float().mean() for each in gradients]
+            large = [
+                (each.abs() > fmt.max / _NEAR_END).float().mean() for each in (*gradients, *map(_some, parameters))
+            ]
+            rows.append((path, small, large))
+    if not rows:
+        return GradientLook()
+    home = rows[0][1][0].device
+    found = torch.stack([_mean(each).to(home) for _, small, large in rows for each in (small, large)]).tolist()
+    return GradientLook(layers=tuple(path for path, _, _ in rows), flush=tuple(found[::2]), overflow=tuple(found[1::2]))
+
+
+def narrow_layers(precision: Precision) -> Iterator[tuple[str, str, list[nn.Parameter]]]:
+    """Yield path, format and own parameters of each module that computes in a format of less range than FP32.
+
+    Embeddings are left out: the rows of absent tokens have gradients of zero in any format.
+    """
+    for path, module in precision.model.named_modules():
+        own = [each for each in module.parameters(recurse=False) if each.requires_grad]
+        if not own or isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        for op in ops_of(precision, path):
+            name = precision.policy.format_of(Site(path, op, 0))[0]
+            if name in FORMATS and FORMATS[name].exponent_bits < FORMATS["fp32"].exponent_bits and name != "fp8_e4m3":
+                yield path, name, own
+                break
+
+
+def broken_layer(precision: Precision) -> str:
+    """Return the layer nearest to the loss whose gradients are not finite; empty if there is none.
+
+    A backward pass hands on what is not finite, so the one that it reaches first is where it began, or next to that.
+    """
+    last = ""
+    for path, module in precision.model.named_modules():
+        for each in module.parameters(recurse=False):
+            if each.grad is not None and not bool(torch.isfinite(_local(each.grad)).all()):
+                last = path
+    return last
+
+
+def broken_parameter(model: nn.Module) -> str:
+    """Return the name of a parameter that is not finite; empty if all are. Reads all of them, waits once."""
+    named = [(name, _local(each.detach())) for name, each in model.named_parameters() if each.is_floating_point()]
+    if not named:
+        return ""
+    sums = torch.stack([each.sum(dtype=torch.float32).to(named[0][1].device) for _, each in named])
+    if bool(torch.isfinite(sums.sum())):
+        return ""
+    return next((name for name, each in named if not bool(torch.isfinite(each).all())), "")
+
+
+class Movement:
+    """Which weights stored low an update moves: asked before the step, answered after it.
+
+    Weights with an FP32 master or stochastic rounding lose no update, and groups with a learning rate of 0 are at rest.
+    """
+
+    def __init__(self, precision: Precision, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        names = {parameter: name for name, parameter in precision.model.named_parameters()}
+        self._before = [
+            (names.get(each, "?"), each, _some(each.detach()).clone(), _some(each.grad) != 0)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            if float(group.get("lr", 1.0)) != 0.0
+            for each in group["params"]
+            if each.grad is not None and each.dtype in (torch.bfloat16, torch.float16) and stored(each) is None
+        ]
+
+    def frozen(self) -> tuple[str, float]:
+        """Return the parameter of whose elements with a gradient the most did not move, and their fraction."""
+        if not self._before:
+            return "", 0.0
+        counts = [
+            torch.stack([((_some(each.detach()) == before) & has).sum(), has.sum()])
+            for _, each, before, has in self._before
+        ]
+        numbers = torch.stack(counts).tolist()
+        fractions = [still / moving if moving >= _FEWEST_MOVING else 0.0 for still, moving in numbers]
+        worst = max(range(len(fractions)), key=fractions.__getitem__)
+        return (self._before[worst][0], fractions[worst]) if fractions[worst] > 0 else ("", 0.0)
+
+
+def checksum(model: nn.Module) -> float:
+    """Return a number that is equal for equal weights, from a thousand elements of each."""
+    sums = [_some(each.detach()).double().sum() for each in model.parameters() if each.is_floating_point()]
+    return float(torch.stack(sums).sum()) if sums else 0.0
+
+
+def ops_of(precision: Precision, path: str) -> Sequence[str]:
+    """Return the ops of a module's own sites, as far as they are known: of a leaf its one, else those met so far."""
+    module = precision.model.get_submodule(path)
+    if type(module) in _OP_OF:
+        return (_OP_OF[type(module)],)
+    return tuple(plan.call.op.name for plan in precision.plans_of(path).plans.values() if plan.call.is_site)
+
+
+def _mean(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(tuple(values)).mean()
+
+
+def _some(tensor: Any) -> torch.Tensor:
+    """Return up to 1024 elements of a tensor, evenly spread."""
+    flat = _local(tensor.detach()).reshape(-1)
+    return flat[:: max(flat.numel() // _MOST_ELEMENTS, 1)]
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """Return the shard of this rank, and the values of what is sparse."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.coalesce().values() if local.is_sparse else local
