@@ -47,6 +47,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/examples.py --json reports/examples.json
 	$(BIN)/python benchmarks/planner.py --json reports/planner.json
 	$(BIN)/python benchmarks/fidelity.py --json reports/fidelity.json
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/search_efficiency.py --json reports/search_efficiency.json
 	$(BIN)/python benchmarks/cases.py --json reports/cases.json
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/cost_model.py --json reports/cost_model.json
 	$(BIN)/python benchmarks/zoo_speed.py --json reports/zoo_speed.json

@@ -27,6 +27,7 @@ from autoprec.search.interrupt import terminated_as_interrupted, uninterrupted
 from autoprec.search.lock import run_lock
 from autoprec.search.modeled import ModeledPlan, chosen_formats, model_plan, written_policy
 from autoprec.search.observer import Observer
+from autoprec.search.pareto import Aim
 from autoprec.search.places import claim_places
 from autoprec.search.resume import resume_or_start
 from autoprec.search.search import search_and_prove
@@ -52,6 +53,7 @@ class TuneOptions:
     storage: str | None = None
     study: str | None = None
     device: str = "auto"
+    objective: Aim = "time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +120,11 @@ def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
             places.run_dir / "fronts.json",
             resumes=stored is not None,
         )
+        for note in subject.notes:
+            watch.note(f"left out for lack of time: {note}")
         watch.stage("fp32")
         objective, prover = train_fp32(subject, horizon=stored, budget_s=options.budget_s)
-        study = resume_or_start(subject, objective, places, watch)
+        study = resume_or_start(subject, objective, places, watch, options.objective)
         found = search_and_prove(study, objective, prover, subject, budget, watch)
         with uninterrupted():
             return write_results(found, subject, objective, prover, places, budget, _plain(options))

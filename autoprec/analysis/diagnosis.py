@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from autoprec.analysis.build_up import SiteError, build_up
 from autoprec.analysis.causes import Seen, cause_of
+from autoprec.analysis.deadline import NEVER, Deadline
 from autoprec.analysis.downstream import first_not_finite
 from autoprec.analysis.faults import FormatCheck, check_format
 from autoprec.analysis.kernel_faults import KernelFault, kernel_faults
@@ -29,7 +30,8 @@ class Diagnosis:
 
     `repair` is None where nothing is broken. `causes` holds a reason for each of its sites. `chains` groups them: the
     first of each is where a fault begins, the others read what it makes and need FP32 for the same numbers. `errors`
-    holds the error of each site's result with everything low, as it builds up along the step.
+    holds the error of each site's result with everything low, as it builds up along the step. `left_out` says what the
+    deadline did.
     """
 
     format: str
@@ -40,6 +42,7 @@ class Diagnosis:
     chains: tuple[tuple[Site, ...], ...]
     kernel_faults: tuple[KernelFault, ...]
     errors: tuple[SiteError, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     @property
     def kept(self) -> tuple[Site, ...]:
@@ -62,10 +65,12 @@ def diagnose(
     loss_scale: float = 1.0,
     least_scale: float = 1.0,
     max_steps: int = MOST_STEPS,
+    deadline: Deadline = NEVER,
 ) -> Diagnosis:
     """Return the diagnosis of a format on recorded steps, under a loss scale that may back off to `least_scale`.
 
     Costs one step a batch and some three more where the format does no harm; up to `max_steps` more where it does.
+    Whether the format breaks the step is found out whatever the deadline is.
     """
     sites = _sites(references, fmt)
     check = check_format(references, fmt, sites, loss_scale, least_scale)
@@ -73,15 +78,23 @@ def diagnose(
     causes: Mapping[Site, Reason] = {}
     chains: tuple[tuple[Site, ...], ...] = ()
     if check.is_broken:
-        repair = find_repair(references, fmt, check, sites, max_steps)
+        repair = find_repair(references, fmt, check, sites, max_steps, deadline)
         worst = references[check.batch]
         causes = _causes(worst, fmt, repair)
         chains = tuple(_chains(worst.recording.op_graph, repair.sites))
     healthy = [site for site in sites if repair is None or site not in set(repair.sites)]
-    faults = kernel_faults(references[check.batch], fmt, healthy, check.damage.loss_scale)
+    left_out = []
+    if repair is not None and not repair.is_minimal and deadline.is_over:
+        left_out.append(f"{fmt.name}: which of {len(repair.sites)} sites break the step; all of them stay in fp32")
+    faults: tuple[KernelFault, ...] = ()
+    if not deadline.is_over:
+        faults = kernel_faults(references[check.batch], fmt, healthy, check.damage.loss_scale, deadline)
+    if deadline.is_over:
+        left_out.append(f"{fmt.name}: whether all kernels of this device are right")
     return Diagnosis(
         format=fmt.name, num_sites=len(sites), check=check, repair=repair, causes=causes, chains=chains,
-        kernel_faults=faults, errors=build_up(references[check.batch], fmt, frozenset(sites)),
+        kernel_faults=faults, left_out=tuple(left_out),
+        errors=() if deadline.is_over else build_up(references[check.batch], fmt, frozenset(sites)),
     )  # fmt: skip
 
 

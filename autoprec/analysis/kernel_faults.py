@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from autoprec.analysis.deadline import NEVER, Deadline
 from autoprec.analysis.low_format import LowFormat
 from autoprec.analysis.low_step import Gradients, LowReplay, Reference, gradients_of, relative_error
 from autoprec.graph.site import Site
@@ -40,18 +41,19 @@ class KernelFault:
 
 
 def kernel_faults(
-    reference: Reference, fmt: LowFormat, sites: Sequence[Site], loss_scale: float
+    reference: Reference, fmt: LowFormat, sites: Sequence[Site], loss_scale: float, deadline: Deadline = NEVER
 ) -> tuple[KernelFault, ...]:
     """Return the faults of the device's kernels, each confirmed by a step with only its site low.
 
-    Costs two steps, and two for each parameter that is wrong. Empty where a step is not finite: then there is no
-    gradient to compare.
+    Costs two steps, and two for each parameter that is wrong, up to the deadline. Empty where a step is not finite:
+    then there is no gradient to compare.
     """
     device = _gradients(reference, fmt, frozenset(sites), loss_scale)
     ideal = _gradients(reference, replace(fmt, kernels="ideal"), frozenset(sites), loss_scale)
     if device is None or ideal is None:
         return ()
-    return tuple(_confirmed(reference, fmt, _suspects(reference, device, ideal), sites, loss_scale))
+    suspects = _suspects(reference, device, ideal)
+    return tuple(_confirmed(reference, fmt, suspects, sites, loss_scale, deadline))
 
 
 def _suspects(reference: Reference, device: Gradients, ideal: Gradients) -> dict[str, tuple[float, float]]:
@@ -75,12 +77,13 @@ def _confirmed(
     suspects: Mapping[str, tuple[float, float]],
     sites: Sequence[Site],
     loss_scale: float,
+    deadline: Deadline,
 ) -> Iterator[KernelFault]:
     graph = reference.recording.op_graph
     readers, names = uses_of(graph).parameters, _names(reference)
     for name, (error, ideal_error) in suspects.items():
         for site in readers.get(name, ()):
-            if site not in set(sites):
+            if site not in set(sites) or deadline.is_over:
                 continue
             alone, ideal_alone = (
                 _alone(reference, each, site, names.index(name), loss_scale)

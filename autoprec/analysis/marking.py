@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from autoprec.analysis.classes import static_marks
 from autoprec.analysis.constants import constant_marks, lost_constants
+from autoprec.analysis.deadline import NEVER, Deadline
 from autoprec.analysis.diagnosis import MOST_STEPS, Diagnosis, diagnose, diagnosis_marks
 from autoprec.analysis.extremes import extremes_of
 from autoprec.analysis.loss_scale import GradientHistograms, largest_scale, loss_scale_advice
@@ -30,12 +31,14 @@ class Marking:
     """One mark for each site and format, in order of execution; the diagnoses behind them, one a format.
 
     `patterns` are those that the graph shows at sites that break. `references` are the FP32 steps, one a recording.
+    `left_out` says what the deadline did, one text each.
     """
 
     marks: tuple[Mark, ...]
     diagnoses: tuple[Diagnosis, ...]
     patterns: tuple[Mark, ...]
     references: tuple[Reference, ...]
+    left_out: tuple[str, ...] = ()
 
 
 def mark_recordings(
@@ -45,22 +48,28 @@ def mark_recordings(
     gradients: GradientHistograms,
     max_steps: int = MOST_STEPS,
     kernels: Kernels = "device",
+    deadline: Deadline = NEVER,
 ) -> Marking:
     """Return the marks of recorded steps of one model, whose FP32 gradients are known.
 
     With ideal kernels the marks are about the formats alone, whatever device computes them.
-    Costs about five steps a batch, and where a format breaks the step, up to `max_steps` to find out where.
+    Costs about five steps a batch, and where a format breaks the step, up to `max_steps` to find out where. At the
+    deadline it ends with what is known by then.
 
     Raises: `WorkloadError` if a gradient is not finite in FP32 already, or if a batch is empty.
     """
     references = tuple(reference_of(recording) for recording in recordings)
     for reference in references:
         _check_finite(reference)
-    diagnoses = tuple(
-        _diagnosed(low_format(name, device.kind, device.native_formats, kernels), references, gradients, max_steps)
-        for name in formats
-        if name not in _GRADIENTS_ONLY
-    )
+    diagnoses: list[Diagnosis] = []
+    left_out: list[str] = []
+    for name in (each for each in formats if each not in _GRADIENTS_ONLY):
+        if deadline.is_over:
+            left_out.append(f"{name}: what it breaks; the classes of ops say what stays in fp32")
+            continue
+        fmt = low_format(name, device.kind, device.native_formats, kernels)
+        diagnoses.append(_diagnosed(fmt, references, gradients, max_steps, deadline))
+        left_out.extend(diagnoses[-1].left_out)
     op_graph = recordings[0].op_graph
     found = [mark for diagnosis in diagnoses for mark in diagnosis_marks(diagnosis)]
     broken = {(mark.site, mark.format) for mark in found}
@@ -73,23 +82,28 @@ def mark_recordings(
     marks = merge((*found, *patterns, *default, *constants))
     return Marking(
         marks=tuple(sorted(marks, key=lambda mark: order.get(mark.site, len(order)))),
-        diagnoses=diagnoses,
+        diagnoses=tuple(diagnoses),
         patterns=patterns,
         references=references,
+        left_out=tuple(left_out),
     )
 
 
 def _diagnosed(
-    fmt: LowFormat, references: Sequence[Reference], gradients: GradientHistograms, max_steps: int
+    fmt: LowFormat,
+    references: Sequence[Reference],
+    gradients: GradientHistograms,
+    max_steps: int,
+    deadline: Deadline,
 ) -> Diagnosis:
     row = format_named(fmt.name)
     if row.exponent_bits >= FORMATS["fp32"].exponent_bits or fmt.name == FLOAT8:  # such runs have no loss scale
-        return diagnose(references, fmt, max_steps=max_steps)
+        return diagnose(references, fmt, max_steps=max_steps, deadline=deadline)
     least = _least_scale(row, gradients)
     # The scale is itself the gradient that a low loss hands down first.
     largest = math.ldexp(1.0, row.max_exponent)
     scale = min(max(loss_scale_advice(gradients, fmt.name).initial, least), largest)
-    return diagnose(references, fmt, loss_scale=scale, least_scale=least, max_steps=max_steps)
+    return diagnose(references, fmt, loss_scale=scale, least_scale=least, max_steps=max_steps, deadline=deadline)
 
 
 def _least_scale(low: Format, gradients: GradientHistograms) -> float:

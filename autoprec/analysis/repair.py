@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from autoprec.analysis.deadline import NEVER, Deadline
 from autoprec.analysis.faults import FormatCheck
 from autoprec.analysis.low_format import LowFormat
 from autoprec.analysis.low_step import Reference, damage
+from autoprec.analysis.reduction import reduced
 from autoprec.graph.layers import layers_of
 from autoprec.graph.opgraph import OpGraph
 from autoprec.graph.site import Site
@@ -49,13 +51,20 @@ class Repair:
 
 
 def find_repair(
-    references: Sequence[Reference], fmt: LowFormat, check: FormatCheck, sites: Sequence[Site], max_steps: int
+    references: Sequence[Reference],
+    fmt: LowFormat,
+    check: FormatCheck,
+    sites: Sequence[Site],
+    max_steps: int,
+    deadline: Deadline = NEVER,
 ) -> Repair:
     """Return the smallest repair that delta debugging finds for a step that the format breaks.
 
-    Ends after `max_steps` steps, and one a batch to tell the error of what was found until then.
+    Ends after `max_steps` steps or at the deadline, and one a batch to tell the error of what was found until then.
     """
-    search = _Search(references=references, fmt=fmt, check=check, sites=tuple(sites), max_steps=max_steps)
+    search = _Search(
+        references=references, fmt=fmt, check=check, sites=tuple(sites), max_steps=max_steps, deadline=deadline
+    )
     units = units_of([each.recording.op_graph for each in references], sites)
     try:
         suspects = search.suspects(units)
@@ -65,7 +74,8 @@ def find_repair(
         is_minimal = True
     except _OutOfSteps:
         chosen, is_minimal = search.best, False
-        search.max_steps = search.num_steps + len(references)  # to tell the error of what it ended with
+        # To tell the error of what it ended with:
+        search.max_steps, search.deadline = search.num_steps + len(references), NEVER
     kept = {site for unit in chosen for site in unit}
     return Repair(
         format=fmt.name,
@@ -111,6 +121,7 @@ class _Search:
     check: FormatCheck
     sites: tuple[Site, ...]
     max_steps: int
+    deadline: Deadline = NEVER
     num_steps: int = 0
     alone: dict[Site, float] = field(default_factory=dict)
     best: tuple[Unit, ...] = ()
@@ -143,7 +154,7 @@ class _Search:
         count = next((k for k in range(1, len(suspects) + 1) if self._passes(order[:k])), None)
         if count is None:
             count = self._first_that_passes(order, len(suspects))
-        return self._reduced(order[:count])
+        return reduced(order[:count], self._passes, self._note)
 
     def _first_that_passes(self, order: Sequence[Unit], low: int) -> int:
         """Return how many of the first units mend the step, by bisection above `low`."""
@@ -153,21 +164,8 @@ class _Search:
             low, high = (low, middle) if self._passes(order[:middle]) else (middle, high)
         return high
 
-    def _reduced(self, units: Sequence[Unit]) -> tuple[Unit, ...]:
-        chosen = list(units)
-        size = max(len(chosen) // 2, 1)
-        while True:
-            self.best = tuple(chosen)
-            end = len(chosen)
-            while end > 0:  # from the least suspicious on
-                start = max(end - size, 0)
-                fewer = [*chosen[:start], *chosen[end:]]
-                if self._passes(fewer):
-                    chosen = fewer
-                end = start
-            if size == 1:
-                return tuple(chosen)
-            size //= 2
+    def _note(self, units: Sequence[Unit]) -> None:
+        self.best = tuple(units)
 
     def worthwhile(self, chosen: tuple[Unit, ...], suspects: Sequence[Unit]) -> tuple[Unit, ...]:
         """Return `chosen` and the suspects that would still divide the error that is left by much."""
@@ -214,7 +212,7 @@ class _Search:
         """Yield the error on each batch, the worst one first, up to the first that is not allowed."""
         first = self.references[self.check.batch]
         for reference in (first, *(each for each in self.references if each is not first)):
-            if self.num_steps >= self.max_steps:
+            if self.num_steps >= self.max_steps or self.deadline.is_over:
                 raise _OutOfSteps
             self.num_steps += 1
             scale = self.check.damage.loss_scale

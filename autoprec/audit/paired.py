@@ -38,7 +38,7 @@ _TIE_FLOOR = 0.9
 
 _WARMUP = 2
 _STEPS_PER_ROUND = 2
-_MIN_DEADLINE_S = 0.5  # a hiccup of the machine is no slow step
+_MIN_DEADLINE_S = 2.0  # a hiccup of the machine is no slow step
 _LOOK_EVERY = 8
 _REFERENCE, _POLICY = "fp32", "policy"
 

@@ -3,12 +3,20 @@
 import contextlib
 import json
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 _INTERRUPTED = 130
+
+
+class Objective(StrEnum):
+    """What the search makes small: the time of a step, or time, memory and gradient error at once."""
+
+    TIME = "time"
+    PARETO = "pareto"
 
 
 def tune(
@@ -33,6 +41,9 @@ def tune(
     ] = None,
     study: Annotated[str | None, typer.Option(metavar="NAME", help="Study; default: the workload's name.")] = None,
     device: Annotated[str, typer.Option(help="Device to train on: auto, cpu, cuda or mps.")] = "auto",
+    objective: Annotated[
+        Objective, typer.Option(help="What the search makes small; pareto also writes the policies of the front.")
+    ] = Objective.TIME,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
 ) -> None:
     """Search, prove and write the fastest policy that trains as faithfully as FP32 does.
@@ -62,6 +73,7 @@ def tune(
         storage=storage,
         study=study,
         device=device,
+        objective=objective.value,
     )
     try:
         with contextlib.redirect_stdout(sys.stderr):  # what the workload prints is not the result

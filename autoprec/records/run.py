@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from autoprec.records.planner import PlannerRecord
+from autoprec.records.planner import MinimalRecord, PlannerRecord
 
 SCHEMA_VERSION = 1
 
@@ -12,6 +12,7 @@ TrialKind: TypeAlias = Literal["baseline", "plan", "search", "policy"]
 TrialState: TypeAlias = Literal["complete", "pruned", "failed", "duplicate", "running", "waiting"]
 FidelityVerdict: TypeAlias = Literal["faithful", "unfaithful", "inconclusive"]
 Verdict: TypeAlias = Literal["improved", "tie", "baseline"]
+SearchEnd: TypeAlias = Literal["budget", "trials", "exhausted", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +108,8 @@ class TrialRecord:
     """One policy that was really trained and really timed, or the reason why it was not.
 
     `losses` and the step times are one number a step, candidate and FP32 reference paired by round.
+    `gradient_error` is relative, and predicted as if errors of different sites were independent; None where those of a
+    format are not known.
     `choice` holds the parameters the search chose; a baseline has none. A trial with `emulated` formats has a fidelity
     and no times, since emulation says nothing about speed. `compile_s` is the time of the first steps, which are not
     timed, where the policy compiles the model.
@@ -126,6 +129,7 @@ class TrialRecord:
     emulated: tuple[str, ...] = ()
     fidelity: FidelityRecord | None = None
     memory: MemoryRecord | None = None
+    gradient_error: float | None = None
     health: HealthRecord | None = None
     num_steps: int = 0
     num_skipped: int = 0
@@ -163,11 +167,12 @@ class VerificationRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptRecord:
-    """Sites the written policy keeps in FP32, grouped by pattern, and why."""
+    """Sites the written policy keeps in FP32, by pattern, and why; `price_frac` is their predicted cost, in steps."""
 
     sites: str
     num_sites: int
     why: str
+    price_frac: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,10 +192,23 @@ class ChosenRecord:
     policy: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontPointRecord:
+    """A faithful trial on the Pareto front of time, memory and gradient error, and the policy file that was written."""
+
+    trial: int
+    name: str
+    speedup: Interval
+    memory_bytes: int
+    gradient_error: float
+    policy_file: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
     """Everything one run measured. Units: seconds and bytes, as the names say.
 
+    `search_ended` says what ended the search: the time, the number of trials, or that nothing new was proposed.
     `chaos_losses` are those of FP32 runs whose weights were nudged by one rounding of the format that is the key.
     """
 
@@ -217,6 +235,9 @@ class RunRecord:
     interrupted: bool
     wall_s: float
     planner: PlannerRecord | None = None
+    minimal: MinimalRecord | None = None
+    front: tuple[FrontPointRecord, ...] = ()
+    search_ended: SearchEnd | None = None
 
     @property
     def baselines(self) -> tuple[TrialRecord, ...]:

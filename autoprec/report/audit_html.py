@@ -37,7 +37,7 @@ section.failure { margin: 0 0 1rem; padding: 1rem 1.25rem 1.1rem; background: va
   border-left: 3px solid var(--fail) }
 section.failure > p { margin: .15rem 0 0 }
 section.failure table { margin-top: .75rem; font-size: .9rem } section.failure td { padding-block: .3rem }
-section.failure tr:last-child td { border-bottom: 0 } section.failure td.where { width: 32%; overflow-wrap: anywhere }
+section.failure tr:last-child td { border-bottom: 0 } section.failure td.where { width: 26%; overflow-wrap: anywhere }
 .next { margin-top: .9rem !important; white-space: pre-wrap; overflow-wrap: anywhere }
 details { margin-top: 2.5rem } summary { cursor: pointer; font-weight: 600 }
 pre { overflow-x: auto; padding: 1rem; background: var(--card); white-space: pre-wrap; overflow-wrap: anywhere }

@@ -4,7 +4,8 @@ import math
 from typing import Any
 
 from autoprec.records.run import FidelityRecord, Interval, RunRecord, TrialRecord
-from autoprec.report.views import measured_trials, proven_fidelity
+from autoprec.report.run_facts import measured_trials
+from autoprec.report.views import proven_fidelity, written_bytes
 from autoprec.search.decide import speedup_of
 
 
@@ -26,9 +27,22 @@ def result_json(record: RunRecord) -> dict[str, Any]:
         "best_baseline": None if chosen is None else chosen.best_baseline,
         "spread": None if versus is None else _finite(versus.spread),
         "fidelity": _fidelity_json(proven_fidelity(record, trial)),
-        "memory_bytes": None if trial is None or trial.memory is None else trial.memory.total_bytes,
+        "memory_bytes": written_bytes(record, trial),
         "baselines": [trial_json(each) for each in record.baselines],
         "num_trials": len(measured_trials(record)),
+        "taken_out": [] if record.minimal is None else list(record.minimal.removed),
+        "front": [
+            {
+                "name": point.name,
+                "policy": point.policy_file,
+                "speedup_vs_fp32": point.speedup.value,
+                "memory_bytes": point.memory_bytes,
+                "gradient_error": point.gradient_error,
+            }
+            for point in record.front
+        ],
+        "search_ended": record.search_ended,
+        "median_time_error": None if record.planner is None else record.planner.median_time_error,
         "wall_s": record.wall_s,
     }
 

@@ -31,6 +31,8 @@ def render_run(view: RunView) -> RenderableType:
         parts += [Text(f"\n{view.baselines_title}"), *_trials(view.baselines)]
     if view.best:
         parts += [Text(f"\n{view.best_title}"), *_trials(view.best)]
+    if view.front:
+        parts += [Text(f"\n{view.front_title}"), _front(view)]
     if view.kept_title:
         parts += [Text(f"\n{view.kept_title}")]
     if view.kept:
@@ -73,10 +75,20 @@ def _trials(rows: tuple[TrialRow, ...]) -> list[RenderableType]:
     return parts
 
 
+def _front(view: RunView) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for _ in range(4):
+        table.add_column(overflow="fold")
+    table.add_row(*(Text(each, style="dim") for each in (" policy", "speed-up vs fp32", "memory", "error, predicted")))
+    for row in view.front:
+        table.add_row(Text(f" {row.name}"), Text(row.speedup), Text(row.memory), Text(row.error))
+    return table
+
+
 def _kept(view: RunView) -> Table:
     table = Table.grid(padding=(0, 2))
-    for _ in range(3):
+    for _ in range(4):
         table.add_column(overflow="fold")
     for row in view.kept:
-        table.add_row(Text(f"  {row.sites}"), Text(row.count, style="dim"), Text(row.why))
+        table.add_row(Text(f"  {row.sites}"), Text(row.count, style="dim"), Text(row.price), Text(row.why))
     return table

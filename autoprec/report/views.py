@@ -2,10 +2,10 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoprec.records.planner import PlannerRecord
+from autoprec.records.planner import minimal_name
 from autoprec.records.quantities import (
     bytes_text,
     count_text,
@@ -14,10 +14,16 @@ from autoprec.records.quantities import (
     seconds_text,
     times_text,
 )
-from autoprec.records.run import ChosenRecord, FidelityRecord, RunRecord, TrialRecord
+from autoprec.records.run import (
+    ChosenRecord,
+    FidelityRecord,
+    FrontPointRecord,
+    KeptRecord,
+    RunRecord,
+    TrialRecord,
+)
+from autoprec.report.run_facts import measured_trials, num_measured, run_facts
 from autoprec.search.decide import faithful_baselines, speedup_of
-
-_ENDED_EARLY = {"pruned": "ended early", "failed": "failed"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +46,17 @@ class KeptRow:
     sites: str
     count: str
     why: str
+    price: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrontRow:
+    """One policy of the Pareto front."""
+
+    name: str
+    speedup: str
+    memory: str
+    error: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +69,8 @@ class RunView:
     baselines: tuple[TrialRow, ...]
     best_title: str
     best: tuple[TrialRow, ...]
+    front_title: str
+    front: tuple[FrontRow, ...]
     kept_title: str
     kept: tuple[KeptRow, ...]
     proof: tuple[tuple[str, str], ...]
@@ -64,11 +83,13 @@ def run_view(record: RunRecord) -> RunView:
     others = sorted((trial for trial in measured_trials(record) if trial.kind != "baseline"), key=_fastest_first)[:5]
     return RunView(
         headline=headline(record),
-        facts=_facts(record),
+        facts=run_facts(record),
         baselines_title=_baselines_title(record),
         baselines=tuple(_trial_row(trial, record) for trial in record.baselines),
         best_title=_best_title(record, others),
         best=tuple(_trial_row(trial, record) for trial in others),
+        front_title=_front_title(record),
+        front=tuple(_front_row(point) for point in record.front),
         kept_title=_kept_title(record),
         kept=_kept(record),
         proof=_proof(record),
@@ -85,7 +106,7 @@ def headline(record: RunRecord) -> str:
     """Return the outcome of a run in one sentence."""
     chosen = record.chosen
     if chosen is None:
-        return f"{record.workload}: {_num_measured(record)} measured on {record.device.name}"
+        return f"{record.workload}: {num_measured(record)} measured on {record.device.name}"
     state = "" if chosen.verified else ", not verified: the run was interrupted" * record.interrupted
     rival = _rival(record, chosen)
     if record.verdict == "improved":
@@ -127,50 +148,13 @@ def best_line(trial: TrialRecord) -> str:
 
 def proven_fidelity(record: RunRecord, trial: TrialRecord | None) -> FidelityRecord | None:
     """Return the fidelity that counts for the written policy: the verification's if there is one."""
+    name = "" if record.chosen is None else record.chosen.name
+    if record.minimal is not None and record.minimal.removed:
+        name = minimal_name(name)
     for verification in record.verification:
-        if record.chosen is not None and verification.name == record.chosen.name and verification.passed:
+        if verification.name == name and verification.passed:
             return verification.fidelity or (None if trial is None else trial.fidelity)
     return None if trial is None else trial.fidelity
-
-
-def _facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
-    states = [trial.state for trial in measured_trials(record)]
-    measured = f"{_num_measured(record)} in {seconds_text(record.wall_s)}"
-    details = [f"{states.count(state)} {word}" for state, word in _ENDED_EARLY.items() if state in states]
-    graph = record.graph
-    return (
-        ("workload", f"{record.workload}: {graph.num_sites} sites, {graph.num_nodes} nodes, graph {graph.fingerprint}"),
-        ("device", f"{record.device.name} ({record.device.kind}), torch {record.versions.get('torch', '?')}"),
-        ("measured", f"{measured}, {record.horizon} steps each" + (f"; {', '.join(details)}" if details else "")),
-        *_planned(record.planner),
-    )
-
-
-def _planned(planner: PlannerRecord | None) -> Iterator[tuple[str, str]]:
-    """Yield what the search began with: the predicted plans, and what was measured to make them."""
-    if planner is None:
-        return
-    units = sum(each.num_measured for each in planner.errors.values())
-    sources = f"times of {count_text(planner.num_signatures, 'op')} and errors of {count_text(units, 'group')}"
-    if not planner.plans:
-        yield "planned", f"nothing: by the {sources}, no site is faster low"
-        return
-    best = max(planner.plans, key=lambda plan: plan.saved_s)
-    number = count_text(len(planner.plans), "plan")
-    yield (
-        "planned",
-        f"{number} from the {sources}; the fastest saves {1e3 * best.saved_s:.3g} ms a step with "
-        f"{best.num_low_sites} sites in {best.low}, predicted",
-    )
-
-
-def measured_trials(record: RunRecord) -> tuple[TrialRecord, ...]:
-    """Return the trials that are policies of their own."""
-    return tuple(trial for trial in record.trials if trial.state != "duplicate")
-
-
-def _num_measured(record: RunRecord) -> str:
-    return count_text(len(measured_trials(record)), "policy", "policies")
 
 
 def _baselines_title(record: RunRecord) -> str:
@@ -228,7 +212,33 @@ def _kept_title(record: RunRecord) -> str:
 
 def _kept(record: RunRecord) -> tuple[KeptRow, ...]:
     rows = () if record.chosen is None else record.chosen.kept
-    return tuple(KeptRow(sites=row.sites, count=count_text(row.num_sites, "site"), why=row.why) for row in rows)
+    return tuple(
+        KeptRow(sites=row.sites, count=count_text(row.num_sites, "site"), why=row.why, price=_price(row))
+        for row in rows
+    )
+
+
+def _front_title(record: RunRecord) -> str:
+    """Return what a front is of, and where its policies lie."""
+    files = [point.policy_file for point in record.front if point.policy_file is not None]
+    if not record.front:
+        return ""
+    place = f"; policies in {files[0].rpartition('/')[0]}/, each trained once, not verified" if files else ""
+    return f"Pareto front of time, memory and gradient error{place}"
+
+
+def _front_row(point: FrontPointRecord) -> FrontRow:
+    return FrontRow(
+        name=point.name,
+        speedup=interval_text(point.speedup),
+        memory=bytes_text(point.memory_bytes),
+        error=f"{point.gradient_error:.2g}",
+    )
+
+
+def _price(row: KeptRecord) -> str:
+    """Return what FP32 is predicted to cost at some sites; a site that a low format would slow down costs nothing."""
+    return "" if row.price_frac is None or row.price_frac < 0 else f"{percent_text(row.price_frac)} of a step"
 
 
 def _proof(record: RunRecord) -> tuple[tuple[str, str], ...]:
@@ -247,18 +257,25 @@ def _proof(record: RunRecord) -> tuple[tuple[str, str], ...]:
         lines.append(("fidelity", "strict fp32 is the reference itself"))
     elif fidelity is not None and record.chosen is not None:
         lines.append(("fidelity", fidelity.reason or fidelity.verdict))
-    if trial is not None and trial.memory is not None:
-        lines.append(("memory", _memory_change(record, trial)))
+    held = written_bytes(record, trial)
+    if held is not None:
+        lines.append(("memory", _memory_change(record, held)))
     return tuple(lines)
 
 
-def _memory_change(record: RunRecord, trial: TrialRecord) -> str:
-    assert trial.memory is not None
-    text = f"{bytes_text(trial.memory.total_bytes)} for one copy"
+def written_bytes(record: RunRecord, trial: TrialRecord | None) -> int | None:
+    """Return what one copy of a run holds under the policy that is written; `trial` is that of the winner."""
+    if record.minimal is not None and record.minimal.memory_bytes is not None:
+        return record.minimal.memory_bytes
+    return None if trial is None or trial.memory is None else trial.memory.total_bytes
+
+
+def _memory_change(record: RunRecord, held: int) -> str:
+    text = f"{bytes_text(held)} for one copy"
     fp32 = next((each.memory for each in record.baselines if each.name == "fp32"), None)
     if fp32 is None or fp32.total_bytes == 0:
         return text
-    return f"{text}, {trial.memory.total_bytes / fp32.total_bytes:.2f} times that of fp32"
+    return f"{text}, {held / fp32.total_bytes:.2f} times that of fp32"
 
 
 def _usage(record: RunRecord) -> tuple[str, ...]:

@@ -27,22 +27,27 @@ class Outcome:
 
 @dataclass(kw_only=True)
 class Choosing:
-    """The state of choosing: the checks made so far, which outlive an interruption."""
+    """The state of choosing: the checks made so far, which outlive an interruption, and whom each was timed with."""
 
     trials: Sequence[TrialRecord]
     checks: list[VerificationRecord] = field(default_factory=list)
+    rivals: dict[str, str] = field(default_factory=dict)
 
     def choose(self, prove: Prove, versus: Versus, has_time: Callable[[], bool]) -> Outcome:
         """Return the outcome of proving and timing; of the three candidates at most, later ones wait for time."""
         best = self._proven_best_baseline(prove)
         timed: Interval | None = None
-        for place, contender in enumerate(contenders(self.trials, best)[:_MAX_CONTENDERS]):
+        for place, contender in enumerate(self.open_contenders(best)[:_MAX_CONTENDERS]):
             if place > 0 and not has_time():
                 break
             if not self._is_proven(contender, prove):
                 continue
             timed = versus(contender, best)
-            self.checks[-1] = replace(self.checks[-1], versus_baseline=timed)
+            self.rivals[contender.name] = best.name
+            self.checks = [
+                replace(check, versus_baseline=timed) if check.name == contender.name else check
+                for check in self.checks
+            ]
             if decide(timed) == "improved":
                 return Outcome(trial=contender, best=best, verdict="improved", versus=timed, verified=True)
             break
@@ -53,7 +58,7 @@ class Choosing:
 
         A candidate counts as better only if the intervals of its trial and of the best baseline's leave no doubt.
         """
-        sound = self._sound()
+        sound = self.sound
         best = best_baseline(sound)
         for contender in contenders(sound, best):
             versus = self._timed(contender.name) or versus_best(contender, best)
@@ -74,12 +79,12 @@ class Choosing:
 
         One that is clearly faster and that its horizon could not judge is proven too: it would set the bar.
         """
-        for trial in doubtful_baselines(self._sound(), best_baseline(self._sound()))[:_MAX_DOUBTFUL]:
+        for trial in doubtful_baselines(self.sound, best_baseline(self.sound))[:_MAX_DOUBTFUL]:
             if self._is_proven(trial, prove):
                 self._believe(trial)
                 break
         while True:
-            best = best_baseline(self._sound())
+            best = best_baseline(self.sound)
             if self._is_proven(best, prove):
                 return best
 
@@ -98,13 +103,30 @@ class Choosing:
             self.checks.append(prove(trial))
         return self._passed(trial.name)
 
-    def _sound(self) -> list[TrialRecord]:
+    def open_contenders(self, best: TrialRecord) -> list[TrialRecord]:
+        """Return the candidates that may beat `best` and that nothing speaks against so far, in the order to prove."""
+        dismissed = self.dismissed
+        return [trial for trial in contenders(self.trials, best) if trial.name not in dismissed]
+
+    @property
+    def dismissed(self) -> frozenset[str]:
+        """Return the trials that failed their verification, or were no faster than a baseline beside it."""
+        failed = {check.name for check in self.checks if not check.passed}
+        return frozenset(failed | {name for name, best in self.rivals.items() if self._has_lost(name, best)})
+
+    @property
+    def sound(self) -> list[TrialRecord]:
         """Return the trials without those that failed their verification."""
         failed = {check.name for check in self.checks if not check.passed}
         return [trial for trial in self.trials if trial.name not in failed]
 
     def _passed(self, name: str) -> bool:
         return any(check.name == name and check.passed for check in self.checks)
+
+    def _has_lost(self, name: str, best: str) -> bool:
+        """Return whether a candidate was no faster than this very baseline when both were timed before."""
+        timed = self._timed(name)
+        return timed is not None and self.rivals.get(name) == best and decide(timed) != "improved"
 
     def _timed(self, name: str) -> Interval | None:
         return next((check.versus_baseline for check in self.checks if check.name == name), None)

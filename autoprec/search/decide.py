@@ -77,6 +77,11 @@ def ratio_of(first: Interval, second: Interval) -> Interval:
     return Interval(value=first.value / second.value, low=first.low / second.high, high=high)
 
 
+def product_of(first: Interval, second: Interval) -> Interval:
+    """Return the product of two independent estimates; its interval is the widest one both allow."""
+    return Interval(value=first.value * second.value, low=first.low * second.low, high=first.high * second.high)
+
+
 def _interval(trial: TrialRecord) -> Interval:
     interval = speedup_of(trial)
     assert interval is not None

@@ -16,7 +16,6 @@ from autoprec.capture import Recording
 from autoprec.graph.costs import OpCost, Planned, Precision
 from autoprec.graph.cut import cut_problem, predicted
 from autoprec.graph.front import sweep
-from autoprec.graph.opgraph import OpGraph
 from autoprec.graph.site import Site
 from autoprec.measure.op_time import measure_op_times
 from autoprec.measure.paired import Limits
@@ -48,15 +47,11 @@ class FrontPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Front:
-    """The plans of one low format that save time, the fastest first, and what they were made from.
-
-    `gains` are the seconds that ops of a site save in the format, without casts, where they were measured.
-    """
+    """The plans of one low format that save time, the fastest first, and the errors they were made from."""
 
     low: str
     plans: tuple[FrontPlan, ...]
     errors: SiteErrors
-    gains: Mapping[Site, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,17 +135,7 @@ def front_of(
         low=low,
         plans=tuple(plan for plan in plans if plan.saved_s > 0),
         errors=errors,
-        gains=_gains(model.op_graph, model.op_costs(low)),
     )
-
-
-def _gains(op_graph: OpGraph, costs: Mapping[str, OpCost]) -> dict[Site, float]:
-    gains: dict[Site, float] = {}
-    for node in op_graph.calls():
-        cost = costs.get(node.name)
-        if node.site is not None and cost is not None and cost.low_s < math.inf:
-            gains[node.site] = gains.get(node.site, 0.0) + cost.fp32_s - cost.low_s
-    return gains
 
 
 def _errors_record(errors: SiteErrors) -> SiteErrorsRecord:

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 
 from autoprec.analysis import VERDICTS, Mark, ReasonCode
 from autoprec.analysis.classes import numerics_classes
+from autoprec.graph.communities import parts_of
 from autoprec.graph.layers import Layer
 from autoprec.graph.opgraph import OpGraph
 from autoprec.graph.site import Site
 from autoprec.ops import lookup
 from autoprec.policy import SitePattern, pattern_of
 from autoprec.search.space import Space
+
+_LARGEST_LAYER = 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +32,7 @@ class Layout:
     `layer` maps a site to the key of the layer choice it follows. `marks` are by (site, format). `searched` are the
     sites that default to FP32 and that the space allows to lower. `origin` maps a site that defaults to FP32 because
     it reads such a result to the site that made it. `groups` are globs that rules may use, general ones first.
-    `fronts` holds for each low format the sites that run low in each plan of its front, the fastest first; `gains` the
-    seconds that the ops of each site save in it.
+    `fronts` holds for each low format the sites that run low in each plan of its front, the fastest first.
     """
 
     layer: Mapping[Site, str]
@@ -39,7 +41,6 @@ class Layout:
     origin: Mapping[Site, Site]
     groups: tuple[Group, ...]
     fronts: Mapping[str, tuple[frozenset[Site], ...]] = field(default_factory=dict)
-    gains: Mapping[str, Mapping[Site, float]] = field(default_factory=dict)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -58,9 +59,17 @@ class Layout:
 
 
 def layout_of(
-    marks: Iterable[Mark], layers: Sequence[Layer], space: Space, lowerable: Collection[Site] | None = None
+    marks: Iterable[Mark],
+    layers: Sequence[Layer],
+    space: Space,
+    lowerable: Collection[Site] | None = None,
+    op_graph: OpGraph | None = None,
 ) -> Layout:
-    """Return the layout of the `lowerable` sites (None: all that are marked) under the grouping of `space`."""
+    """Return the layout of the `lowerable` sites (None: all that are marked) under the grouping of `space`.
+
+    With the `op_graph`, a layer of too many sites to take one choice, such as a model without submodules, is parted
+    by who exchanges results with whom.
+    """
     strongest: dict[tuple[Site, str], Mark] = {}
     for mark in marks:
         known = strongest.get((mark.site, mark.format))
@@ -73,6 +82,8 @@ def layout_of(
         for site in layer.sites
         if site in movable
     }
+    parts = {} if op_graph is None else parts_of(op_graph, layers, tuple(layer_key), _LARGEST_LAYER)
+    layer_key = {site: f"{key}[{parts[site]}]" if site in parts else key for site, key in layer_key.items()}
     globs = [SitePattern(glob) for glob in space.prefer]
     own = [layer for layer in layers if movable.intersection(layer.sites)]
     return Layout(

@@ -104,8 +104,14 @@ class Objective:
         self.chaos = Chaos(protocol)
 
     def close(self) -> None:
-        """Free the FP32 run; nothing can be measured afterwards. Idempotent."""
+        """Free the FP32 run; nothing can be measured afterwards, until it is opened again. Idempotent."""
         self._reference.close()
+
+    def reopen(self) -> None:
+        """Build the FP32 run anew, to be timed beside further candidates; its curve is known."""
+        self._reference = self.protocol.train(preset("fp32", self.protocol.device))
+        for _ in range(_WARMUP):
+            self._reference.step()
 
     def measure(self, asked: Asked, policy: Policy, key: str, report: Report) -> TrialRecord:
         """Return what a trial of `policy` measured; what it raises ends that trial and nothing else.
@@ -182,7 +188,7 @@ class Objective:
             fidelity=None if fidelity is None else fidelity_record(fidelity),
             num_steps=length,
             num_skipped=candidate.num_skipped,
-            memory=None if stopped else _memory_record(candidate),
+            memory=None if stopped else memory_record(candidate),
             health=None if stopped else _health_record(candidate),
             losses=tuple(losses),
             step_times_s=tuple(times),
@@ -212,7 +218,7 @@ class Objective:
             fidelity=fidelity_record(fidelity),
             num_steps=length,
             num_skipped=candidate.num_skipped,
-            memory=_memory_record(candidate) if length == protocol.horizon else None,
+            memory=memory_record(candidate) if length == protocol.horizon else None,
             health=_health_record(candidate) if length == protocol.horizon else None,
             losses=tuple(losses),
         )
@@ -276,7 +282,8 @@ def fidelity_record(fidelity: Fidelity) -> FidelityRecord:
     )
 
 
-def _memory_record(training: Training) -> MemoryRecord:
+def memory_record(training: Training) -> MemoryRecord:
+    """Return what a run holds, as records hold it. Costs a step."""
     use = measure_memory(training)
     return MemoryRecord(
         total_bytes=use.total_bytes,

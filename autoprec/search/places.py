@@ -22,6 +22,11 @@ class Places:
         """Return the path of the record."""
         return self.run_dir / "record.json"
 
+    @property
+    def front(self) -> Path:
+        """Return the folder for the policies of a Pareto front."""
+        return self.run_dir / "front"
+
 
 def claim_places(name: str, out: Path | None, run_dir: Path | None, storage: str | None, study: str | None) -> Places:
     """Return where the run called `name` writes, after a check that it can.

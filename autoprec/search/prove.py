@@ -9,9 +9,9 @@ from typing import Any
 from autoprec.errors import TraceError
 from autoprec.measure import Training, compare, hopeless, interleave_until, speedup
 from autoprec.policy import Policy, preset
-from autoprec.records.run import Interval, VerificationRecord
+from autoprec.records.run import Interval, MemoryRecord, VerificationRecord
 from autoprec.runtime.matmul_precision import restore, set_float32_matmul
-from autoprec.search.objective import Chaos, Protocol, fidelity_record, interval_of
+from autoprec.search.objective import Chaos, Protocol, fidelity_record, interval_of, memory_record
 from autoprec.search.same_arithmetic import settled
 from autoprec.workload.origin import origin
 from autoprec.workload.seeding import seeded
@@ -92,6 +92,12 @@ class Prover:
                 device=protocol.device,
             )
         return interval_of(speedup(times["baseline"], times["candidate"]))
+
+    def memory(self, policy: Policy) -> MemoryRecord:
+        """Return what one copy of a run under `policy` holds."""
+        with self.protocol.train(policy) as run:
+            run.step()  # until then the optimizer has no state
+            return memory_record(run)
 
     @cached_property
     def reference(self) -> Curve:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from autoprec.records.run import (
     ChosenRecord,
     FidelityRecord,
     HealthRecord,
+    Interval,
     KeptRecord,
     TrialRecord,
     VerificationRecord,
@@ -19,7 +20,10 @@ from autoprec.records.run import (
 from autoprec.runtime.guard.calibration import Calibration, loss_band, to_plain
 from autoprec.search.choices import targets_of
 from autoprec.search.choose import Outcome
+from autoprec.search.decide import product_of
 from autoprec.search.layout import Layout
+from autoprec.search.minimize import Minimal
+from autoprec.search.prices import Prices, priced
 from autoprec.search.rules import cover
 from autoprec.search.trials import Catalog
 
@@ -32,21 +36,31 @@ def policy_of_outcome(
     name: str,
     sites: Sequence[Site],
     evidence: Mapping[str, Any],
+    prices: Prices,
+    minimal: Minimal | None = None,
 ) -> Policy:
-    """Return the policy to write, without rules that win nowhere on `sites`, and with the evidence for it."""
+    """Return the policy to write, without rules that win nowhere on `sites`, and with the evidence for it.
+
+    It is the `minimal` one where there is one; its rules say what FP32 costs there.
+    """
     trial = outcome.trial
-    policy = resolve(catalog.policy(trial.name, trial.choice), sites).without_dead_rules()
+    chosen = catalog.policy(trial.name, trial.choice) if minimal is None else minimal.policy
+    policy = priced(resolve(chosen, sites).without_dead_rules(), sites, prices)
     fidelity = proven_fidelity(outcome, checks)
+    speedup, versus, memory = trial.speedup, outcome.versus, trial.memory
+    if minimal is not None and minimal.check is not None:
+        fidelity, memory = minimal.check.fidelity, minimal.memory
+        speedup, versus = speedups(outcome, minimal)
     measured = {
         "verdict": outcome.verdict,
         "verified": outcome.verified,
-        "speedup_vs_fp32": None if trial.speedup is None else trial.speedup.value,
-        "spread_vs_fp32": None if trial.speedup is None else trial.speedup.spread,
+        "speedup_vs_fp32": None if speedup is None else speedup.value,
+        "spread_vs_fp32": None if speedup is None else speedup.spread,
         "best_baseline": outcome.best.name,
-        "speedup_vs_best_baseline": outcome.versus.value,
-        "spread_vs_best_baseline": outcome.versus.spread,
+        "speedup_vs_best_baseline": versus.value,
+        "spread_vs_best_baseline": versus.spread,
         "fidelity": None if fidelity is None else _fidelity_evidence(fidelity),
-        "memory_bytes": None if trial.memory is None else trial.memory.total_bytes,
+        "memory_bytes": None if memory is None else memory.total_bytes,
         "calibration": to_plain(calibration_from(trial)),
     }
     return replace(
@@ -70,23 +84,44 @@ def calibration_from(trial: TrialRecord) -> Calibration:
     )
 
 
-def chosen_record(outcome: Outcome, catalog: Catalog, policy: Policy) -> ChosenRecord:
+def speedups(outcome: Outcome, minimal: Minimal | None) -> tuple[Interval | None, Interval]:
+    """Return the speed-ups of what is written over FP32 and over the best baseline.
+
+    What is left of a winner was timed beside it and beside the best baseline; over FP32 it has both factors.
+    """
+    trial = outcome.trial
+    if minimal is None or minimal.versus_winner is None or minimal.versus_best is None:
+        return trial.speedup, outcome.versus
+    if outcome.best.name == "fp32":
+        return minimal.versus_best, minimal.versus_best
+    return None if trial.speedup is None else product_of(trial.speedup, minimal.versus_winner), minimal.versus_best
+
+
+def chosen_record(
+    outcome: Outcome, catalog: Catalog, policy: Policy, prices: Prices, minimal: Minimal | None = None
+) -> ChosenRecord:
     """Return what the record says about the policy that is written."""
     trial, layout = outcome.trial, catalog.layout
     resolved = resolve(policy, layout.sites)
     low = [site for site in layout.sites if resolved.format(site) not in ("fp32", "as_given", "promote")]
-    why = _reasons(trial.choice, layout, resolved.formats)
+    why = minimal.why if minimal is not None else _reasons(trial.choice, layout, resolved.formats)
+    speedup, versus = speedups(outcome, minimal)
+    names = {resolved.format(site) for site in low}
+
+    def price(sites: frozenset[Site]) -> float | None:
+        return prices.frac(resolved.formats, policy, sites, next(iter(names))) if len(names) == 1 else None
+
     return ChosenRecord(
         name=trial.name,
         kind=trial.kind,
         trial=trial.number,
         verified=outcome.verified,
-        speedup_vs_fp32=trial.speedup,
-        speedup_vs_best_baseline=outcome.versus,
+        speedup_vs_fp32=speedup,
+        speedup_vs_best_baseline=versus,
         best_baseline=outcome.best.name,
         low_sites=len(low),
         num_sites=len(layout.sites),
-        kept=_kept(layout, why) if low else (),
+        kept=_kept(layout, why, price) if low else (),
         policy=dump_policy(policy),
     )
 
@@ -108,14 +143,16 @@ def _reasons(choice: Mapping[str, Any], layout: Layout, formats: Mapping[Site, s
     return {site: layout.detail(site, low) for site, name in formats.items() if name == "fp32"}
 
 
-def _kept(layout: Layout, why: Mapping[Site, str]) -> tuple[KeptRecord, ...]:
+def _kept(
+    layout: Layout, why: Mapping[Site, str], price: Callable[[frozenset[Site]], float | None]
+) -> tuple[KeptRecord, ...]:
     rows = []
     left = frozenset(why)
     for group in cover(left, layout.groups):
         own = group.sites & left
         left -= own
         reason = Counter(why[site] for site in sorted(own)).most_common(1)[0][0] if own else ""
-        rows.append(KeptRecord(sites=group.glob, num_sites=len(own), why=reason))
+        rows.append(KeptRecord(sites=group.glob, num_sites=len(own), why=reason, price_frac=price(own)))
     return tuple(rows)
 
 

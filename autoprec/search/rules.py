@@ -19,7 +19,7 @@ def rules_of(targets: Mapping[Site, str], layout: Layout, low: str, why: Mapping
     """
     fp32 = frozenset(site for site, target in targets.items() if target == "fp32")
     lowered = frozenset(targets) - fp32
-    kept = [_kept_rule(group, why, fp32, layout, low) for group in cover(fp32, layout.groups)] if lowered else []
+    kept = [_kept_rule(group, why, fp32) for group in cover(fp32, layout.groups)] if lowered else []
     named = [Rule(sites=group.glob, format=low) for group in cover(lowered, layout.groups)]
     if lowered and len(kept) <= len(named) + _WORTH_OF_REASONS:
         return (*kept, Rule(sites="*", format=low))
@@ -46,21 +46,7 @@ def cover(wanted: frozenset[Site], groups: tuple[Group, ...]) -> tuple[Group, ..
     return tuple(sorted(chosen, key=lambda group: place[group.glob]))
 
 
-def _kept_rule(group: Group, why: Mapping[Site, str], covered: frozenset[Site], layout: Layout, low: str) -> Rule:
-    """Return the rule that keeps a group in FP32, with its most common reason and what FP32 costs there."""
-    sites = group.sites & covered
-    reasons = Counter(why[site] for site in sorted(sites) if site in why)
-    reason = reasons.most_common(1)[0][0] if reasons else ""
-    price = _price(sites, layout.gains.get(low, {}), low)
-    return Rule(sites=group.glob, format="fp32", why="; ".join(part for part in (reason, price) if part))
-
-
-def _price(sites: frozenset[Site], gains: Mapping[Site, float], low: str) -> str:
-    """Return what the ops would save if the sites ran low; nothing where that was not measured."""
-    known = [gains[site] for site in sites if site in gains]
-    if not known:
-        return ""
-    saved_ms = 1e3 * sum(known)
-    if saved_ms <= 0:
-        return f"{low} is no faster here: its ops take {-saved_ms:.2g} ms longer"
-    return f"fp32 costs {saved_ms:.2g} ms a step here, casts aside"
+def _kept_rule(group: Group, why: Mapping[Site, str], covered: frozenset[Site]) -> Rule:
+    """Return the rule that keeps a group in FP32, with its most common reason."""
+    reasons = Counter(why[site] for site in sorted(group.sites & covered) if site in why)
+    return Rule(sites=group.glob, format="fp32", why=reasons.most_common(1)[0][0] if reasons else "")

@@ -1,10 +1,15 @@
 """Where a study lives, and what can be wrong with that place before Optuna touches it."""
 
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from autoprec.errors import StudyError
 
+SCHEMA_VERSION = 1
+
+_BUSY_TIMEOUT_S = 10.0
 _OPTUNA_TABLES = frozenset({"studies", "trials", "version_info", "alembic_version"})
 
 
@@ -52,6 +57,60 @@ def advice(error: BaseException) -> str:
     if "disk" in text and "full" in text:
         return "free some space and give the same command again: finished trials are kept"
     return _ELSEWHERE
+
+
+def check_not_locked(storage: str, path: Path) -> None:
+    """Return if a write could begin: readers get by a lock that would end a run at its first trial."""
+    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+    except sqlite3.OperationalError as error:
+        raise StudyError(f"cannot use study {storage}: {error}; {advice(error)}") from error
+    finally:
+        connection.close()
+
+
+def check_identity(stored: Mapping[str, Any], identity: Mapping[str, Any], storage: str, name: str) -> None:
+    """Return if a study of ours was stored, of this schema, and about the same as `identity` says.
+
+    Raises: `StudyError` otherwise.
+    """
+    place = f'study "{name}" in {storage}'
+    if "autoprec" not in stored:
+        raise StudyError(f"{place} was not made by autoprec; pass another --study NAME or --storage")
+    if stored["autoprec"] != SCHEMA_VERSION:
+        raise StudyError(
+            f"{place} has schema {stored['autoprec']}, and this autoprec reads {SCHEMA_VERSION}; "
+            "pass another --study NAME or --run-dir, or use the autoprec that wrote it"
+        )
+    different = [
+        f"{key}: {stored.get(key)!r} then, {value!r} now" for key, value in identity.items() if stored.get(key) != value
+    ]
+    if different:
+        raise StudyError(
+            f"cannot resume {place}: it measured something else ({'; '.join(different)}); "
+            "pass another --study NAME or --run-dir to start a new one"
+        )
+
+
+def engine_kwargs(storage: str) -> dict[str, Any]:
+    """Return what SQLAlchemy needs to know about a storage."""
+    if not storage.startswith("sqlite:"):
+        return {}
+    return {"connect_args": {"timeout": _BUSY_TIMEOUT_S, "factory": _Connection}}
+
+
+class _Connection(sqlite3.Connection):
+    """Commits to a write-ahead log: a trial commits some thirty times, and each would wait for the disk otherwise.
+
+    A killed process loses nothing, a power cut at most the last commits.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.execute("PRAGMA synchronous = NORMAL")
+        self.execute("PRAGMA journal_mode = WAL")
 
 
 _LOCKED = "another program holds it: end that program, or pass another --run-dir or --storage"

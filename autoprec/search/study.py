@@ -2,12 +2,10 @@
 
 import logging
 import math
-import sqlite3
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import optuna
@@ -16,22 +14,27 @@ from optuna.trial import FrozenTrial, TrialState
 
 from autoprec.errors import RecordError, StudyError
 from autoprec.records.codec import decode, encode
-from autoprec.records.run import FidelityRecord, TrialKind, TrialRecord
+from autoprec.records.run import TrialKind, TrialRecord
 from autoprec.records.run import TrialState as RecordState
 from autoprec.search.choices import Dimension, Value, active
-from autoprec.search.storage import advice, check_sqlite, sqlite_path
+from autoprec.search.pareto import GOALS, Aim, goals, violation
+from autoprec.search.storage import (
+    SCHEMA_VERSION,
+    advice,
+    check_identity,
+    check_not_locked,
+    check_sqlite,
+    engine_kwargs,
+    sqlite_path,
+)
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
-
-_BUSY_TIMEOUT_S = 10.0
 # Round by round a trial is held against the best faithful one. The test is repeated every round, so its threshold is
 # far below the chance that a trial as fast as the best may take of being pruned in a single look.
 _PRUNE_P = 0.02
 _PRUNE_AFTER_ROUNDS = 4
 _CURVE_STEPS, _CURVE_TOLERANCE = 8, 0.01
-_MIN_VIOLATION, _MAX_VIOLATION = 1e-6, 1e6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +50,16 @@ class Asked:
 class Study:
     """An Optuna study of step-time ratios (candidate over FP32, smaller is better) under a fidelity constraint.
 
+    With the aim `pareto` it also makes memory and the predicted gradient error small, and cuts no trial short for being
+    slower than another one.
+
     Every method raises `StudyError` if the storage is locked, full or gone.
     """
 
-    def __init__(self, study: optuna.Study, storage: str, rows: Sequence[Dimension], *, resumed: bool) -> None:
-        self._study = study
+    def __init__(
+        self, study: optuna.Study, storage: str, rows: Sequence[Dimension], *, resumed: bool, aim: Aim = "time"
+    ) -> None:
+        self._study, self._aim = study, aim
         self._storage = storage
         self._rows = tuple(rows)
         self._open: dict[int, optuna.Trial] = {}
@@ -101,6 +109,8 @@ class Study:
         """Store the step-time ratio of one round; return whether the trial is slower than the best beyond doubt."""
         with _storage_errors(self._storage):
             trial = self._open[asked.number]
+            if self._aim == "pareto":  # Optuna has no pruner for several objectives
+                return False
             trial.report(ratio, round_number)
             return trial.should_prune()
 
@@ -109,16 +119,19 @@ class Study:
         with _storage_errors(self._storage):
             trial = self._open.pop(record.number)
             trial.set_user_attr("record", encode(record))
-            state, value = _outcome(record)
+            state = _state(record)
+            values = goals(record, self._aim) if state == TrialState.COMPLETE else None
+            if values is None:
+                state = TrialState.FAIL if state == TrialState.COMPLETE else state
             if record.fidelity is not None:
-                trial.set_constraint("fidelity", _violation(record.fidelity))
-            self._study.tell(trial, value, state)
+                trial.set_constraint("fidelity", violation(record.fidelity))
+            self._study.tell(trial, values, state)
 
     def tell_duplicate(self, asked: Asked, original: TrialRecord) -> TrialRecord:
         """Store that a trial is the same policy as a measured one, with that one's outcome; return its record."""
         with _storage_errors(self._storage):
             rounds = self._study.get_trials(deepcopy=False)[original.number].intermediate_values
-            for number, ratio in rounds.items():
+            for number, ratio in rounds.items():  # none where there are several objectives
                 self._open[asked.number].report(ratio, number)
         record = replace(
             original,
@@ -175,6 +188,7 @@ def open_study(
     rows: Sequence[Dimension],
     seed: int,
     note: Callable[[str], None],
+    aim: Aim = "time",
 ) -> Study:
     """Return the study `name` in `storage`, a new one or the one an earlier run left.
 
@@ -186,11 +200,13 @@ def open_study(
     check_sqlite(storage)
     _log_to(note)
     with _storage_errors(storage):
-        backend = optuna.storages.RDBStorage(storage, engine_kwargs=_engine_kwargs(storage))
+        backend = optuna.storages.RDBStorage(storage, engine_kwargs=engine_kwargs(storage))
         is_known = name in optuna.get_all_study_names(backend)
-        study = optuna.create_study(storage=backend, study_name=name, direction="minimize", load_if_exists=True)
         if is_known:
-            _check_identity(study.user_attrs, identity, storage, name)
+            stored = optuna.load_study(study_name=name, storage=backend).user_attrs
+            check_identity(stored, identity, storage, name)
+        directions = [optuna.study.StudyDirection.MINIMIZE] * len(GOALS[aim])
+        study = optuna.create_study(storage=backend, study_name=name, directions=directions, load_if_exists=True)
         for key, value in ({} if is_known else {"autoprec": SCHEMA_VERSION, **identity}).items():
             study.set_user_attr(key, value)
         for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -198,7 +214,7 @@ def open_study(
         # A resumed run must not repeat the random numbers of the run before it.
         study.sampler = _sampler(seed + len(study.get_trials(deepcopy=False)))
         study.pruner = _pruner()
-    return Study(study, storage, rows, resumed=is_known)
+    return Study(study, storage, rows, resumed=is_known, aim=aim)
 
 
 def stored_horizon(storage: str, name: str) -> int | None:
@@ -211,46 +227,15 @@ def stored_horizon(storage: str, name: str) -> int | None:
     if path is not None and (not path.exists() or path.stat().st_size == 0):
         return None
     with _storage_errors(storage):
-        backend = optuna.storages.RDBStorage(storage, engine_kwargs=_engine_kwargs(storage))
+        backend = optuna.storages.RDBStorage(storage, engine_kwargs=engine_kwargs(storage))
         if path is not None:
-            _check_not_locked(storage, path)
+            check_not_locked(storage, path)
         if name not in optuna.get_all_study_names(backend):
             return None
         attrs = optuna.load_study(study_name=name, storage=backend).user_attrs
-    _check_identity(attrs, {}, storage, name)
+    check_identity(attrs, {}, storage, name)
     horizon = attrs.get("horizon")
     return horizon if isinstance(horizon, int) else None
-
-
-def _check_not_locked(storage: str, path: Path) -> None:
-    """Return if a write could begin: readers get by a lock that would end a run at its first trial."""
-    connection = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None)
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("ROLLBACK")
-    except sqlite3.OperationalError as error:
-        raise StudyError(f"cannot use study {storage}: {error}; {advice(error)}") from error
-    finally:
-        connection.close()
-
-
-def _check_identity(stored: Mapping[str, Any], identity: Mapping[str, Any], storage: str, name: str) -> None:
-    place = f'study "{name}" in {storage}'
-    if "autoprec" not in stored:
-        raise StudyError(f"{place} was not made by autoprec; pass another --study NAME or --storage")
-    if stored["autoprec"] != SCHEMA_VERSION:
-        raise StudyError(
-            f"{place} has schema {stored['autoprec']}, and this autoprec reads {SCHEMA_VERSION}; "
-            "pass another --study NAME or --run-dir, or use the autoprec that wrote it"
-        )
-    different = [
-        f"{key}: {stored.get(key)!r} then, {value!r} now" for key, value in identity.items() if stored.get(key) != value
-    ]
-    if different:
-        raise StudyError(
-            f"cannot resume {place}: it measured something else ({'; '.join(different)}); "
-            "pass another --study NAME or --run-dir to start a new one"
-        )
 
 
 def _retry(study: optuna.Study, trial: FrozenTrial) -> None:
@@ -261,28 +246,18 @@ def _retry(study: optuna.Study, trial: FrozenTrial) -> None:
     study.enqueue_trial(dict(params), user_attrs=names)
 
 
-def _outcome(record: TrialRecord) -> tuple[TrialState, float | None]:
-    """Return Optuna's state and value of a trial: complete ones have the ratio of step times, others none."""
+def _state(record: TrialRecord) -> TrialState:
+    """Return Optuna's state of a trial; a duplicate has that of a whole trial if it has times."""
     states: Mapping[RecordState, TrialState] = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
     if record.state == "duplicate":
-        state = TrialState.PRUNED if record.speedup is None else TrialState.COMPLETE
-    else:
-        state = states.get(record.state, TrialState.FAIL)
-    return state, 1 / record.speedup.value if state == TrialState.COMPLETE and record.speedup else None
+        return TrialState.PRUNED if record.speedup is None else TrialState.COMPLETE
+    return states.get(record.state, TrialState.FAIL)
 
 
 def _suggested(trial: optuna.Trial, row: Dimension) -> Value:
     value = trial.suggest_categorical(row.name, row.values)
     assert value is not None
     return value
-
-
-def _violation(fidelity: FidelityRecord) -> float:
-    """Return how far a trial is from being faithful, 0 or less if it is, within what storages can hold."""
-    excess = fidelity.upper_frac - fidelity.margin
-    if fidelity.passed:
-        return min(excess, 0.0)
-    return max(min(excess, _MAX_VIOLATION), _MIN_VIOLATION) if math.isfinite(excess) else _MAX_VIOLATION
 
 
 def _sampler(seed: int) -> optuna.samplers.BaseSampler:
@@ -299,24 +274,6 @@ def _quiet(make: Callable[[], T]) -> T:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return make()
-
-
-def _engine_kwargs(storage: str) -> dict[str, Any]:
-    if not storage.startswith("sqlite:"):
-        return {}
-    return {"connect_args": {"timeout": _BUSY_TIMEOUT_S, "factory": _Connection}}
-
-
-class _Connection(sqlite3.Connection):
-    """Commits to a write-ahead log: a trial commits some thirty times, and each would wait for the disk otherwise.
-
-    A killed process loses nothing, a power cut at most the last commits.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.execute("PRAGMA synchronous = NORMAL")
-        self.execute("PRAGMA journal_mode = WAL")
 
 
 class _NoteHandler(logging.Handler):

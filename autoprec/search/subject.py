@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from autoprec.analysis import Mark, mark_recordings, run_backward, static_marks
+from autoprec.analysis.deadline import after
 from autoprec.capture import record, require_reproducible
 from autoprec.errors import SpaceError
 from autoprec.graph.convolutions import has_convolutions
@@ -31,6 +32,7 @@ from autoprec.workload.parts import build_optimizer
 
 # Steps to find out where a format breaks the first batch: trials tell the rest.
 _MOST_STEPS = 100
+_MARKING_SHARE = 0.15  # of the budget
 # Measured on two cores with models of 60 to 600 ops; a warm disk cache of inductor's takes a fifth of it.
 _COMPILE_START_S, _COMPILE_OP_S = 15.0, 0.25
 _COMPILE_SHARE = 0.2
@@ -38,7 +40,7 @@ _COMPILE_SHARE = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is tuned, on what, and what may be chosen."""
+    """What is tuned, on what, and what may be chosen; `notes` say what the budget left out on the way there."""
 
     loaded: LoadedWorkload
     device: DeviceInfo
@@ -48,6 +50,7 @@ class Subject:
     catalog: Catalog
     rows: tuple[Dimension, ...]
     fronts: Fronts | None = None
+    notes: tuple[str, ...] = ()
 
 
 def record_and_mark(
@@ -76,7 +79,7 @@ def record_and_mark(
     space = load_space(space_file or space_path(space_name(device)))
     space = cut_to_device(replace(space, baselines=tuple(chosen) or space.baselines), device, precisions)
     check_chosen(space.baselines, device, precisions)
-    space, op_graph, marks, fronts = _looked_at(loaded, device, space, seed, budget_s)
+    space, op_graph, marks, fronts, notes = _looked_at(loaded, device, space, seed, budget_s)
     if fronts is not None and fronts_file is not None:
         if resumes:
             fronts = kept_fronts(fronts, op_graph, fronts_file)
@@ -93,15 +96,16 @@ def record_and_mark(
         catalog=catalog,
         rows=dimensions(space, catalog.layout),
         fronts=fronts,
+        notes=notes,
     )
 
 
 def _looked_at(
     loaded: LoadedWorkload, device: DeviceInfo, space: Space, seed: int, budget_s: float
-) -> tuple[Space, OpGraph, tuple[Mark, ...], Fronts | None]:
+) -> tuple[Space, OpGraph, tuple[Mark, ...], Fronts | None, tuple[str, ...]]:
     """Return the space as far as the workload has a use for it, the graph of a recorded step, its marks, and plans.
 
-    There are plans with a budget for a search alone.
+    There are plans with a budget for a search alone; the last are notes of what it left out.
     """
     recording = record(loaded.workload, device=device.kind, seed=seed)
     space = cut_to_graph(space, recording.op_graph)
@@ -111,12 +115,13 @@ def _looked_at(
     require_reproducible(recording, loaded.workload)
     op_graph = recording.op_graph
     if budget_s <= 0:
-        return space, op_graph, static_marks(op_graph, space.low, device.kind), None
+        return space, op_graph, static_marks(op_graph, space.low, device.kind), None, ()
     gradients = run_backward((recording,))
     recording.model.zero_grad(set_to_none=True)
-    marking = mark_recordings((recording,), space.low, device, gradients, _MOST_STEPS)
+    deadline = after(_MARKING_SHARE * budget_s)
+    marking = mark_recordings((recording,), space.low, device, gradients, _MOST_STEPS, deadline=deadline)
     fronts = fronts_of(recording, marking, space.low, device, lowerable_sites(op_graph), budget_s)
-    return space, op_graph, marking.marks, fronts
+    return space, op_graph, marking.marks, fronts, marking.left_out
 
 
 def cut_to_device(space: Space, device: DeviceInfo, precisions: Sequence[MatmulPrecision]) -> Space:
@@ -166,7 +171,7 @@ def catalog_of(
     fronts: Fronts | None = None,
 ) -> Catalog:
     """Return what trials are made from."""
-    layout = layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph))
+    layout = layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph), op_graph)
     found = {} if fronts is None else fronts.by_format
     planned = {low: tuple(plan.low_sites for plan in front.plans) for low, front in found.items()}
     return Catalog(
@@ -178,7 +183,8 @@ def catalog_of(
             with_layouts="channels_last" in space.memory_format,
             compiled="inductor" in space.compile,
         ),
-        layout=replace(layout, fronts=planned, gains={low: front.gains for low, front in found.items()}),
+        layout=replace(layout, fronts=planned),
         device={"kind": device.kind, "name": device.name},
         cost_model=None if fronts is None else fronts.cost_model,
+        errors={low: front.errors.errors for low, front in found.items()},
     )

@@ -1,35 +1,41 @@
 """The loop over trials: baselines, plans, then what the sampler proposes, until budget or ideas are spent."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autoprec.graph.site import Site
 from autoprec.policy import Policy, resolve
-from autoprec.records.run import TrialRecord
-from autoprec.search.budget import Budget, reserve_s, trial_s
+from autoprec.records.run import SearchEnd, TrialRecord
+from autoprec.search.budget import Budget, proof_s, reserve_s, trial_s
 from autoprec.search.choices import Choice, choice_key, policy_of, run_key
 from autoprec.search.cost_model import CostModel
+from autoprec.search.decide import best_baseline, contenders
 from autoprec.search.layout import Layout
 from autoprec.search.objective import Objective
 from autoprec.search.observer import Observer
 from autoprec.search.plans import Plan
 from autoprec.search.study import Asked, Study
 
-# So many proposals in a row that were all measured before: the space has nothing new.
-_STALE_PROPOSALS = 25
+_FOLLOWS = ("as_given", "promote")
+# So many proposals in a row that were all measured before, or that were all ruled out: the space has nothing new.
+_STALE_PROPOSALS, _IDLE_PROPOSALS = 25, 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
     """What trials are made from: the baselines, the layout that choices decide about, and the device they name.
 
-    With a `cost_model`, a policy that is predicted to be far too slow is not tried.
+    `errors` are those of sites in each low format, squares of relative gradient errors. With a `cost_model`, a policy
+    that is predicted to be far too slow is not tried.
     """
 
     baselines: Mapping[str, Policy]
     layout: Layout
     device: Mapping[str, str]
     cost_model: CostModel | None = None
+    errors: Mapping[str, Mapping[Site, float]] = field(default_factory=dict)
 
     def policy(self, name: str, choice: Choice) -> Policy:
         """Return the policy of a trial; a trial without a choice is a baseline."""
@@ -41,6 +47,14 @@ class Catalog:
             return choice_key(choice, self.layout)
         policy = self.baselines[name]
         return run_key(policy, resolve(policy, self.sites).formats)
+
+    def gradient_error(self, policy: Policy) -> float | None:
+        """Return the predicted gradient error of a policy; None where it rounds something whose error is not known."""
+        low = {site: fmt for site, fmt in resolve(policy, self.sites).formats.items() if fmt not in ("fp32", *_FOLLOWS)}
+        is_plain = policy.parameters.storage == "fp32" and policy.float32_matmul == "ieee"
+        if not is_plain or not set(low.values()) <= set(self.errors):
+            return None
+        return math.sqrt(sum(self.errors[fmt].get(site, math.inf) for site, fmt in low.items()))
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -55,10 +69,13 @@ def run_trials(
     planned: Sequence[Plan],
     budget: Budget,
     observer: Observer,
-) -> None:
+    dismissed: Collection[str] = (),
+) -> SearchEnd:
     """Measure baselines, then static plans, then what the sampler proposes, as much as the budget allows; fp32 always.
 
-    An interrupted trial goes back into the queue. What the study has already is not measured again.
+    For `dismissed` trials no time is kept: their proof is done. An interrupted trial goes back into the queue. What the
+    study has already is not measured again. Returns what ended the search: the budget's time, its number of trials, or
+    that nothing new was proposed.
     """
     records = list(study.trials())
     for name in catalog.baselines:
@@ -71,10 +88,16 @@ def run_trials(
     # Only now: a baseline that was interrupted is at the end of the queue.
     for plan in planned:
         study.enqueue("plan", plan.name, plan.choice)
-    stale = 0
-    while stale < _STALE_PROPOSALS and _has_budget(objective, budget, records):
+    stale = idle = 0
+    while stale < _STALE_PROPOSALS and idle < _IDLE_PROPOSALS:
+        if _are_spent(budget, records):
+            return "trials"
+        if not has_time_to_search(objective, budget, [each for each in records if each.name not in dismissed]):
+            return "budget"
         records.append(_next_trial(study, objective, catalog, records, observer))
         stale = stale + 1 if records[-1].state == "duplicate" else 0
+        idle = 0 if is_measured(records[-1]) else idle + 1
+    return "exhausted"
 
 
 def _next_trial(
@@ -96,13 +119,40 @@ def fastest(records: Sequence[TrialRecord]) -> TrialRecord | None:
     return max(faithful, key=lambda record: record.speedup.value if record.speedup else 0.0, default=None)
 
 
-def _has_budget(objective: Objective, budget: Budget, records: Sequence[TrialRecord]) -> bool:
-    """Return whether there are trials left, and time for one more beside that for the proof."""
+def is_measured(record: TrialRecord) -> bool:
+    """Return whether a policy was run for this trial, and not for an earlier one."""
+    return record.state != "duplicate" and (record.num_steps > 0 or record.wall_s > 0)
+
+
+def _are_spent(budget: Budget, records: Sequence[TrialRecord]) -> bool:
+    """Return whether as many trials were made as were asked for."""
     done = sum(1 for record in records if record.kind != "baseline" and record.state != "duplicate")
-    if budget.trials is not None and done >= budget.trials:
-        return False
-    needed = trial_s(objective.protocol, objective.step_s) + max((each.compile_s for each in records), default=0.0)
-    return budget.left_s() > needed + reserve_s(objective.protocol, objective.step_s, budget.seconds)
+    return budget.trials is not None and done >= budget.trials
+
+
+def has_time_to_search(objective: Objective, budget: Budget, records: Sequence[TrialRecord]) -> bool:
+    """Return whether there is time for one more trial beside that for the proof and the minimal result."""
+    protocol, step_s = objective.protocol, pace_s(objective, records)
+    if not any(record.name == "fp32" and record.is_faithful for record in records):
+        return budget.left_s() > trial_s(protocol, step_s) + proof_s(protocol, step_s)
+    best = best_baseline(records)
+    kept = reserve_s(
+        protocol,
+        step_s,
+        budget,
+        has_find=bool(contenders(records, best)),
+        with_baseline=best.name != "fp32",
+    )
+    compile_s = max((each.compile_s for each in records), default=0.0)  # once for the trial, and twice for its proof
+    return budget.left_s() > trial_s(protocol, step_s) + kept + (
+        3 * compile_s if contenders(records, best) else compile_s
+    )
+
+
+def pace_s(objective: Objective, records: Sequence[TrialRecord]) -> float:
+    """Return about how long a step takes in a trial, all around it included: what whole trials took, FP32 at least."""
+    walls = [each.wall_s - each.compile_s for each in records if each.state == "complete" and each.wall_s > 0]
+    return max([objective.step_s, *([statistics.median(walls) / (2 * objective.protocol.horizon)] if walls else [])])
 
 
 def _measured(
@@ -130,6 +180,7 @@ def _measured(
         record = objective.measure(asked, policy, key, report)
     else:
         report(0, objective.protocol.slow_limit)
+    record = replace(record, gradient_error=catalog.gradient_error(policy))
     study.tell(record)
     return record
 

@@ -1,6 +1,5 @@
 """Writing what a run leaves: the policy file and the record."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -9,17 +8,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 import autoprec
-from autoprec.policy import save_policy
+from autoprec.files import check_writable
+from autoprec.policy import resolve, save_policy
 from autoprec.records import save_record
-from autoprec.records.run import DeviceRecord, GraphRecord, RunRecord, TrialRecord
+from autoprec.records.planner import PlannerRecord
+from autoprec.records.run import DeviceRecord, FrontPointRecord, GraphRecord, RunRecord, TrialRecord, VerificationRecord
 from autoprec.search.budget import Budget
+from autoprec.search.decide import speedup_of
 from autoprec.search.objective import Objective
+from autoprec.search.pareto import pareto_front
 from autoprec.search.places import Places
 from autoprec.search.policy_lock import policy_lock
+from autoprec.search.prices import Prices
 from autoprec.search.prove import Prover
 from autoprec.search.result import chosen_record, policy_of_outcome
 from autoprec.search.search import Found
 from autoprec.search.subject import Subject
+from autoprec.search.trial_costs import with_trial_errors
 from autoprec.workload.origin import shown
 
 _PACKAGES = ("torch", "optuna", "networkx", "scipy")
@@ -45,7 +50,7 @@ def write_results(
         command="tune",
         options=options,
         record_file=str(places.record),
-        wall_s=time.monotonic() - budget.started,
+        wall_s=budget.now() - budget.started,
     )
     evidence = {
         "record": str(places.record),
@@ -57,6 +62,8 @@ def write_results(
         "versions": dict(blank.versions),
         "interrupted": found.interrupted,
     }
+    model = subject.catalog.cost_model
+    prices = Prices(model=None if model is None else model.calibrated(objective.step_s))
     policy = policy_of_outcome(
         found.outcome,
         subject.catalog,
@@ -64,12 +71,17 @@ def write_results(
         name=subject.loaded.name,
         sites=subject.op_graph.sites(),
         evidence=evidence,
+        prices=prices,
+        minimal=found.minimal,
     )
     record = replace(
         blank,
         verdict=found.outcome.verdict,
-        chosen=chosen_record(found.outcome, subject.catalog, policy),
-        verification=found.checks,
+        chosen=chosen_record(found.outcome, subject.catalog, policy, prices, found.minimal),
+        verification=(*found.checks, *_minimal_checks(found)),
+        minimal=None if found.minimal is None else found.minimal.record,
+        front=_front(found, subject, places, evidence) if options.get("objective") == "pareto" else (),
+        search_ended=found.ended,
         policy_file=None if places.policy is None else str(places.policy),
         study=places.storage.replace(f"{Path.cwd()}/", ""),  # as a relative URL where it can be one
         interrupted=found.interrupted,
@@ -78,6 +90,44 @@ def write_results(
     if places.policy is not None:
         save_policy(policy, places.policy)
     return record
+
+
+def _front(found: Found, subject: Subject, places: Places, evidence: Mapping[str, Any]) -> tuple[FrontPointRecord, ...]:
+    """Return the Pareto front of the trials; each policy on it is written, as measured once and not verified."""
+    points = []
+    check_writable(places.front)
+    for trial in pareto_front(found.trials):
+        speedup = speedup_of(trial)
+        assert speedup is not None
+        assert trial.memory is not None
+        assert trial.gradient_error is not None
+        file = places.front / f"{trial.name}.yaml"
+        policy = resolve(
+            subject.catalog.policy(trial.name, trial.choice), subject.op_graph.sites()
+        ).without_dead_rules()
+        measured = {
+            "verified": False,
+            "speedup_vs_fp32": speedup.value,
+            "memory_bytes": trial.memory.total_bytes,
+            "predicted_gradient_error": trial.gradient_error,
+        }
+        device = dict(subject.catalog.device)
+        save_policy(replace(policy, name=trial.name, device=device, evidence={**evidence, **measured}), file)
+        points.append(
+            FrontPointRecord(
+                trial=trial.number, name=trial.name, speedup=speedup, memory_bytes=trial.memory.total_bytes,
+                gradient_error=trial.gradient_error, policy_file=str(file),
+            )
+        )  # fmt: skip
+    return tuple(points)
+
+
+def _minimal_checks(found: Found) -> tuple[VerificationRecord, ...]:
+    """Return the verification of what was written, where that is less than the winner."""
+    minimal = found.minimal
+    if minimal is None or minimal.check is None:
+        return ()
+    return (replace(minimal.check, versus_baseline=minimal.versus_best),)
 
 
 def run_record(
@@ -126,8 +176,16 @@ def run_record(
         study=None,
         interrupted=False,
         wall_s=wall_s,
-        planner=None if subject.fronts is None else subject.fronts.record(),
+        planner=_planner(subject, objective, trials),
     )
+
+
+def _planner(subject: Subject, objective: Objective, trials: tuple[TrialRecord, ...]) -> PlannerRecord | None:
+    """Return what the search began with, held against what it measured; None where it began with nothing."""
+    if subject.fronts is None:
+        return None
+    record = replace(subject.fronts.record(), notes=subject.notes)
+    return with_trial_errors(record, subject.catalog, trials, objective.step_s)
 
 
 def versions() -> Mapping[str, str]:

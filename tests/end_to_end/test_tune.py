@@ -108,6 +108,7 @@ def test_tune_writes_a_policy_a_record_and_a_study_and_bench_measures_the_policy
     assert [trial.kind for trial in record.trials].count("plan") == 1
     assert policy.evidence["graph"] == record.graph.fingerprint
     assert policy.evidence["record"] == result["record"]
+    assert (policy.evidence["seeds"], policy.evidence["batches"]) == ((0, 1), 72)
     calibration = calibration_of(policy)
     assert calibration is not None
     chosen = next(trial for trial in record.trials if trial.number == record.chosen.trial)
@@ -119,6 +120,10 @@ def test_tune_writes_a_policy_a_record_and_a_study_and_bench_measures_the_policy
 
     monkeypatch.chdir(folder)
     monkeypatch.delitem(sys.modules, "mlp", raising=False)
+    assert main(["audit", "mlp.py", "--policy", "policy.yaml", "--device", "cpu", "--only", "match", "--json"]) == 0
+    (match,) = json.loads(capsys.readouterr().out)["gates"]
+    assert (match["verdict"], match["notes"]) == ("pass", []), match
+
     line = "bench mlp.py --policy policy.yaml --device cpu --steps 24 --baselines fp32,autocast-bf16 --json"
     assert main(line.split()) == 0
     measured = json.loads(capsys.readouterr().out)
@@ -189,3 +194,18 @@ def test_a_killed_run_resumes_and_its_running_trial_is_measured_again(folder: Pa
     names = [trial.name for trial in load_record(folder / "runs/mlp/record.json").baselines]
     assert len(names) == len(set(names))
     assert {"fp32", "autocast-bf16", "low-bf16"} <= set(names)
+
+
+def test_a_pareto_front_is_written_beside_the_policy(folder: Path) -> None:
+    done = tune(folder, "--trials", "1", "--baselines", "fp32", "--objective", "pareto", "--json")
+    assert done.returncode == 0, done.stderr
+    record = load_record(folder / "runs" / "mlp" / "record.json")
+    assert record.front
+    assert [point["name"] for point in json.loads(done.stdout)["front"]] == [point.name for point in record.front]
+    for point in record.front:
+        assert point.policy_file is not None
+        policy = autoprec.load_policy(folder / point.policy_file)
+        assert policy.evidence["verified"] is False
+    again = tune(folder, "--trials", "1", "--baselines", "fp32")
+    assert again.returncode == 2
+    assert "objective: 'pareto' then, 'time' now" in " ".join(again.stderr.split())

@@ -44,7 +44,14 @@ TINY_GRADIENTS = edited(
     ("/ 64", "/ 64 / 2e-7"),
 )
 LARGE_VALUES = edited(("return self.head(x)", "return self.head(x * 3e4) / 3e4"))
-SMALL_UPDATES = edited(("lr=0.05", "lr=0.002"), ("range(64)", "range(256)"))
+ROUTED = edited(
+    (
+        "        return x + self.outer(F.gelu(self.inner(self.norm(x))))",
+        "        rows = (self.inner(x)[:, 0] > 0).nonzero()[:, 0]\n"
+        "        return x.index_add(0, rows, self.outer(F.gelu(self.inner(self.norm(x[rows])))))",
+    )
+)
+SMALL_UPDATES = edited(("lr=0.05", "lr=0.002"), ("range(64)", "range(128)"))
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -264,10 +271,12 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="far too slow",
-        planted="a layer that waits a second",
+        planted="a layer that waits over a second",
         gate="speed",
         says="over 20 times",
-        how=Planted(workload=SLOW_WHERE_LOW.format(seconds=1), tuned_on=SLOW_WHERE_LOW.format(seconds=1), rules=BF16),
+        how=Planted(
+            workload=SLOW_WHERE_LOW.format(seconds=1.5), tuned_on=SLOW_WHERE_LOW.format(seconds=1.5), rules=BF16
+        ),
     ),
     Fault(
         name="speed-up not reached",
@@ -315,11 +324,12 @@ CONTROLS: Mapping[str, Planted] = {
     "bf16 weights with masters": Planted(
         settings={"parameters": Parameters(storage="bf16", master="fp32")}, gates=_ANY_SPEED
     ),
-    "a model that was edited and tuned again": Planted(workload=WIDER, tuned_on=WIDER, gates=_ANY_SPEED),
+    "routing that depends on weights": Planted(workload=ROUTED, tuned_on=ROUTED, gates=_ANY_SPEED),
+    "a model that was edited and tuned again": Planted(workload=WIDER, tuned_on=WIDER, only=("match", "honoured")),
     "another patch of torch": Planted(
-        lock={"torch": f"{'.'.join(torch.__version__.split('.')[:2])}.99"}, gates=_ANY_SPEED
+        lock={"torch": f"{'.'.join(torch.__version__.split('.')[:2])}.99"}, only=("match",)
     ),
     "a batch size that is meant": Planted(
-        workload=edited(("randn(8", "randn(12")), gates=_ANY_SPEED + "match: {shapes: 0, architecture: 0}\n"
+        workload=edited(("randn(8", "randn(12")), gates="match: {shapes: 0}\n", only=("match", "honoured")
     ),
 }

@@ -82,7 +82,8 @@ BF16 = (Rule(sites="@loss:*", format="fp32"), Rule(sites="*:linear", format="bf1
 class Planted:
     """A training run, its policy and the rest of what an audit is told; `tuned_on` is the run the policy was tuned for.
 
-    `lock` and `evidence` overwrite what tuning wrote down. `mend` turns the text of the policy file into a wrong one.
+    `lock` overwrites what tuning wrote down. `mend` turns the text of the policy file into a wrong one. `only` are the
+    gates that it is about; none: all of them.
     """
 
     workload: str = HEALTHY
@@ -96,6 +97,7 @@ class Planted:
     lacks: tuple[str, ...] = ()
     price_per_hour: float | None = None
     num_seen: int = 24
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,8 @@ def run_planted(planted: Planted, folder: Path, *, only: tuple[str, ...] = ()) -
     """Return the audit of what is planted, in files that are written into `folder`."""
     device = _device(planted)
     run, policy, gates = folder / "run.py", folder / "policy.yaml", folder / "gates.yaml"
-    policy.write_text(planted.mend(dump_policy(_tuned(planted, folder, device))))
+    with _flags_put_back():
+        policy.write_text(planted.mend(dump_policy(_tuned(planted, folder, device))))
     run.write_text(planted.workload)
     gates.write_text("autoprec_gates: 1\n" + _with_horizon(planted.gates))
     options = AuditOptions(
@@ -132,7 +135,7 @@ def run_planted(planted: Planted, folder: Path, *, only: tuple[str, ...] = ()) -
         run_dir=folder / "runs",
         device="cpu",
         price_per_hour=planted.price_per_hour,
-        only=only,
+        only=only or planted.only,
     )
     with _flags_put_back(), mock.patch.object(autoprec.pipeline, "describe", return_value=device):
         return audit(options)
@@ -153,6 +156,7 @@ def _tuned(planted: Planted, folder: Path, device: DeviceInfo) -> Policy:
     """Return the policy as `tune` would have written it for the run that it was tuned on."""
     evidence = {
         "lock": {**_lock(planted.tuned_on, folder, device), **planted.lock},
+        "seed": 0,
         "seeds": [0, 1],
         "batches": planted.num_seen,
     }

@@ -22,7 +22,7 @@ def _rows() -> Iterator[Any]:
         yield pytest.param(row, id=row.name, marks=[pytest.mark.long] * (seen[row.meant_for] > _QUICK_ROWS))
 
 
-@pytest.mark.parametrize("row", _rows())
+@pytest.mark.parametrize("row", list(_rows()))
 def test_the_gate_meant_for_it_catches_it(row: Row, tmp_path: Path) -> None:
     (found,) = verdicts(row.how, tmp_path, gates=[GATES[row.meant_for]])
     assert found.verdict == "fail", found

@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
-from autoprec.records.planner import PlannerRecord, PlanRecord, SiteErrorsRecord
+from autoprec.records.planner import MinimalRecord, PlannerRecord, PlanRecord, SiteErrorsRecord, TrialCostRecord
 from autoprec.records.run import (
     ChosenRecord,
     DeviceRecord,
     FidelityRecord,
+    FrontPointRecord,
     GraphRecord,
     Interval,
     KeptRecord,
@@ -65,6 +66,7 @@ def trial(
         speedup=interval,
         fidelity=replace(FAITHFUL, verdict=verdict),  # type: ignore[arg-type]
         memory=MEMORY,
+        gradient_error=0.03,
         num_steps=40,
         num_skipped=1,
         wall_s=0.3,
@@ -105,7 +107,7 @@ RUN = RunRecord(
         best_baseline="autocast-bf16",
         low_sites=4,
         num_sites=5,
-        kept=(KeptRecord(sites="*:softmax", num_sites=1, why="logs of softmaxes"),),
+        kept=(KeptRecord(sites="*:softmax", num_sites=1, why="logs of softmaxes", price_frac=0.008),),
         policy="autoprec: 1\n",
     ),
     verification=(
@@ -135,5 +137,33 @@ RUN = RunRecord(
         num_unmeasured=1,
         op_times_s=1.5,
         errors={"bf16": SiteErrorsRecord(num_units=5, num_measured=4, rank_correlation=0.75)},
+        notes=("fp16: what it breaks",),
+        trial_errors={
+            "graph-pass-bf16": TrialCostRecord(
+                step_s=0.002, predicted_step_s=0.0021, time_error=0.05, bytes_error=-0.02, spread=0.01, is_bound=True
+            )
+        },
+        median_time_error=0.05,
+        median_bytes_error=0.02,
     ),
+    minimal=MinimalRecord(
+        num_groups=3,
+        num_trials=2,
+        removed=("*:layer_norm",),
+        needed={"*:softmax": "5 % lost"},
+        is_whole=False,
+        reason="as told",
+        memory_bytes=18000,
+    ),
+    front=(
+        FrontPointRecord(
+            trial=2,
+            name="graph-pass-bf16",
+            speedup=Interval(value=1.4, low=1.39, high=1.41),
+            memory_bytes=19000,
+            gradient_error=0.03,
+            policy_file="runs/mlp/front/graph-pass-bf16.yaml",
+        ),
+    ),
+    search_ended="exhausted",
 )

@@ -7,7 +7,7 @@ import pytest
 
 from autoprec.records.run import Interval
 from autoprec.report.run_json import result_json, trial_json
-from tests.unit.records.samples import FAITHFUL, MEMORY, RUN
+from tests.unit.records.samples import FAITHFUL, RUN
 
 FINISHED = replace(RUN, interrupted=False)
 
@@ -21,7 +21,9 @@ def test_json_has_the_fields_that_were_promised() -> None:
     assert result["speedup_vs_best_baseline"] == 1.16
     assert result["spread"] == pytest.approx(0.05 / 1.16)
     assert result["fidelity"]["verdict"] == "faithful"
-    assert result["memory_bytes"] == MEMORY.total_bytes
+    assert result["memory_bytes"] == 18000  # of what is left of the winner
+    assert (result["taken_out"], result["search_ended"]) == (["*:layer_norm"], "exhausted")
+    assert result["median_time_error"] == 0.05
     assert [each["name"] for each in result["baselines"]] == ["fp32", "autocast-bf16"]
     assert result["num_trials"] == 4
     assert result["wall_s"] == 12.5

@@ -147,7 +147,7 @@ def test_the_proof_shows_verification_fidelity_and_memory() -> None:
         "1.16x (1.10 to 1.20) the best baseline, timed side by side"
     )
     assert proof["fidelity"] == FAITHFUL.reason
-    assert proof["memory"] == "18.6 KiB for one copy, 1.00 times that of fp32"
+    assert proof["memory"] == "17.6 KiB for one copy, 0.95 times that of fp32"
 
 
 def test_three_lines_of_code_use_the_policy() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from autoprec.errors import StudyError
 from autoprec.records.run import Interval, TrialRecord
-from autoprec.search import study as study_file
+from autoprec.search import storage as storage_file
 from autoprec.search.lock import run_lock
 from autoprec.search.study import Asked, Study, open_study, stored_horizon
 from tests.unit.records.samples import FAITHFUL, trial
@@ -206,7 +206,7 @@ def test_a_study_made_by_others_is_not_touched(tmp_path: Path) -> None:
 
 def test_a_study_of_another_schema_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start(tmp_path)
-    monkeypatch.setattr(study_file, "SCHEMA_VERSION", 7)
+    monkeypatch.setattr(storage_file, "SCHEMA_VERSION", 7)
     with pytest.raises(StudyError, match="schema 1, and this autoprec reads 7"):
         start(tmp_path)
 
@@ -229,7 +229,7 @@ def test_a_database_of_another_program_is_refused_and_kept(tmp_path: Path) -> No
 
 
 def test_a_locked_study_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study_file, "_BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(storage_file, "_BUSY_TIMEOUT_S", 0.05)
     study = start(tmp_path)
     connection = sqlite3.connect(tmp_path / "study.db", isolation_level=None)
     connection.execute("BEGIN EXCLUSIVE")
@@ -264,7 +264,7 @@ def test_a_study_that_cannot_be_used_is_told_before_anything_is_measured(
     optuna.create_study(storage=storage, study_name="theirs")
     with pytest.raises(StudyError, match="not made by autoprec"):
         stored_horizon(storage, "theirs")
-    monkeypatch.setattr(study_file, "_BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(storage_file, "_BUSY_TIMEOUT_S", 0.05)
     start(tmp_path)  # from now on readers get by the lock of a writer
     connection = sqlite3.connect(tmp_path / "study.db", isolation_level=None)
     connection.execute("BEGIN EXCLUSIVE")
