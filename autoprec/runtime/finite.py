@@ -22,10 +22,11 @@ def non_finite(
     `norm` of all is used where it is known, and then no gradient is read. Where parameters are sharded, the ranks that
     hold the shards are asked, in one small collective.
     """
-    gradients = [each.grad for optimizer in optimizers for each in parameters_of(optimizer) if each.grad is not None]
+    given = (each.grad for optimizer in optimizers for each in parameters_of(optimizer))
+    gradients = [gradient for gradient in given if gradient is not None]
     if not gradients:
         return None
-    sharded = any(hasattr(gradient, "to_local") for gradient in gradients)
+    sharded = any(type(each) is not torch.Tensor and hasattr(each, "to_local") for each in gradients)
     norms = _norms(gradients) if norm is None or sharded else [norm]
     home = norms[0].device
     total = torch.stack([each.to(home, non_blocking=True) for each in norms]).sum()

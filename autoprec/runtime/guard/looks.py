@@ -20,6 +20,10 @@ _MOST_ELEMENTS = 1024
 _FEWEST_MOVING = 8  # of fewer elements with a gradient nothing is said
 _NEAR_END = 4.0  # within two doublings of the largest number
 
+# FP8 matmuls scale their operands with each call, and hand on bf16 or fp16.
+_NARROW = frozenset(
+    name for name, fmt in FORMATS.items() if fmt.exponent_bits < FORMATS["fp32"].exponent_bits and fmt.storage_bits > 8
+)
 # The op whose format decides in which one the gradients of a module's own parameters are computed.
 _OP_OF: Mapping[type[nn.Module], str] = MappingProxyType(
     {
@@ -80,13 +84,15 @@ def narrow_layers(precision: Precision) -> Iterator[tuple[str, str, list[nn.Para
 
     Embeddings are left out: the rows of absent tokens have gradients of zero in any format.
     """
+    if not _NARROW.intersection(precision.policy.formats):
+        return
     for path, module in precision.model.named_modules():
         own = [each for each in module.parameters(recurse=False) if each.requires_grad]
         if not own or isinstance(module, nn.Embedding | nn.EmbeddingBag):
             continue
         for op in ops_of(precision, path):
             name = precision.policy.format_of(Site(path, op, 0))[0]
-            if name in FORMATS and FORMATS[name].exponent_bits < FORMATS["fp32"].exponent_bits and name != "fp8_e4m3":
+            if name in _NARROW:
                 yield path, name, own
                 break
 
