@@ -196,6 +196,8 @@ def policies() -> Iterator[Policy]:
     yield MIXED
     for name in preset_names("cpu"):
         rules = preset(name, "cpu")
+        if rules.compile != "as_given":
+            continue  # compiled code waits where inductor's does
         if rules.float32_matmul == "ieee":  # else a matter of the device's: some CPUs have no such matmul
             yield rules
 

@@ -97,10 +97,7 @@ def test_neither_file_nor_preset(folder, capsys):
     assert (code, out) == (2, "")
     assert err == (
         "error: autocast-bf61: there is no such policy file, and no such preset for cpu; "
-        "presets: fp32, fp32-channels-last, fp32-matmul-bf16, fp32-matmul-bf16-channels-last, autocast-bf16, "
-        "autocast-bf16-channels-last, autocast-fp16, autocast-fp16-channels-last, fp8-matmul, low-bf16, "
-        "bf16-master, bf16-master-channels-last, bf16-stochastic, apex-o1, apex-o2, apex-o3, tpu-bf16, "
-        "fp16-resnet, fp8-h100; made for a workload: "
+        f"presets: {', '.join(preset_names('cpu'))}; made for a workload: "
         "tf-graph-pass-bf16, tf-graph-pass-fp16\n"
     )
     assert _run(capsys, "show", "fp32", "--device", "tpu")[0] == 2
