@@ -196,6 +196,7 @@ def test_a_killed_run_resumes_and_its_running_trial_is_measured_again(folder: Pa
     assert {"fp32", "autocast-bf16", "low-bf16"} <= set(names)
 
 
+@pytest.mark.long  # the study of three goals: tests/unit/search/test_pareto.py
 def test_a_pareto_front_is_written_beside_the_policy(folder: Path) -> None:
     done = tune(folder, "--trials", "1", "--baselines", "fp32", "--objective", "pareto", "--json")
     assert done.returncode == 0, done.stderr
