@@ -1,10 +1,8 @@
 """The paired run: FP32 and a policy side by side on the same batches, trained, timed, weighed, in one go."""
 
-import gc
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +21,7 @@ from autoprec.measure import (
     speedup,
     step_deadline,
 )
-from autoprec.measure.step_time import clock_of
+from autoprec.measure.step_time import clock_of, no_garbage_collection
 from autoprec.policy import AS_GIVEN, Policy, preset
 from autoprec.search.objective import Chaos, Protocol
 from autoprec.search.prove import Curve, evaluate_missed, evaluated
@@ -178,7 +176,7 @@ class _Side:
     def _round(self, steps: int) -> None:
         forward = len(self._times[_POLICY]) % 2 == 0
         for name in (_REFERENCE, _POLICY) if forward else (_POLICY, _REFERENCE):
-            with _no_garbage_collection():
+            with no_garbage_collection():
                 joules = self._meter() if self._meter else 0.0
                 self._times[name].append(statistics.median(self._step(name) for _ in range(steps)))
                 if self._meter:
@@ -208,15 +206,3 @@ class _Side:
 def num_samples(batch: Any) -> int:
     """Return how many samples a batch has: the first size of its first tensor that has any; 1 without one."""
     return next((int(tensor.shape[0]) for tensor in tensors_of(batch) if tensor.dim()), 1)
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep the collector from running in one run's steps what the other left behind."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

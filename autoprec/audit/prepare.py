@@ -10,8 +10,7 @@ from autoprec.audit.audited import Audited
 from autoprec.errors import PolicyFileError, WorkloadError
 from autoprec.policy import Policy, dump_policy
 from autoprec.records.audit import AuditRecord, GateRecord
-from autoprec.records.run import DeviceRecord
-from autoprec.search.write import versions
+from autoprec.search.write import device_record, versions
 from autoprec.workload.origin import shown
 
 
@@ -65,7 +64,6 @@ def audit_record(
     audited: Audited, gates: Sequence[GateRecord], *, policy: str, record_file: Path, started: float
 ) -> AuditRecord:
     """Return the record of an audit; `policy` is what was asked for, a file or a preset."""
-    device = audited.device
     return AuditRecord(
         name=audited.loaded.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -75,13 +73,7 @@ def audit_record(
         policy=dump_policy(audited.policy),
         gates_file=None if audited.gates_file is None else shown(audited.gates_file),
         seed=audited.seed,
-        device=DeviceRecord(
-            kind=device.kind,
-            name=device.name,
-            formats=device.formats,
-            emulated_formats=device.emulated_formats,
-            capability=dict(device.capability),
-        ),
+        device=device_record(audited.device),
         versions=versions(),
         gates=tuple(gates),
         record_file=str(record_file),

@@ -185,7 +185,7 @@ def _rounds(runs: Mapping[str, Run], steps: int, warmup: int, clock: Clock) -> I
     for number in itertools.count():
         times = {}
         for name in _order(tuple(runs), number):
-            with _no_garbage_collection():
+            with no_garbage_collection():
                 times[name] = statistics.median(_time_step(runs[name], clock) for _ in range(steps))
         yield times
 
@@ -216,7 +216,7 @@ def _order(names: tuple[str, ...], number: int) -> tuple[str, ...]:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
     """Keep the collector from running in one run's steps what all runs left behind."""
     enabled = gc.isenabled()
     gc.disable()

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoprec.report.audit_view import AuditView, FailureView, GateRow
+from autoprec.report.console import pairs_table
 from autoprec.report.text import print_trimmed
 
 _STYLES = {"pass": "green", "fail": "bold red", "not-applicable": "dim"}
@@ -19,19 +20,15 @@ def print_audit(view: AuditView, console: Console) -> None:
 
 def render_audit(view: AuditView) -> RenderableType:
     """Return an audit as something rich prints."""
-    parts: list[RenderableType] = [Text(view.headline, style="bold"), _pairs(view.facts), Text(""), _gates(view.gates)]
+    parts: list[RenderableType] = [
+        Text(view.headline, style="bold"),
+        pairs_table(view.facts),
+        Text(""),
+        _gates(view.gates),
+    ]
     for failure in view.failures:
         parts += [Text(""), *_failure(failure)]
-    return Group(*parts, Text(""), _pairs(view.files))
-
-
-def _pairs(pairs: tuple[tuple[str, str], ...]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, text in pairs:
-        table.add_row(Text(f"  {label}", style="dim"), Text(text))
-    return table
+    return Group(*parts, Text(""), pairs_table(view.files))
 
 
 def _gates(rows: tuple[GateRow, ...]) -> Table:

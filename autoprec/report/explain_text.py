@@ -5,6 +5,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from autoprec.report.console import pairs_table
 from autoprec.report.explain_view import ExplainView, TensorPicture, VerdictRow
 from autoprec.report.exponent_axis import NUM_ROWS, Axis, Zone
 
@@ -36,7 +37,7 @@ def print_explanation(view: ExplainView, console: Console) -> None:
 
 def render_explanation(view: ExplainView, *, has_blocks: bool = True) -> RenderableType:
     """Return a site as something rich prints."""
-    parts: list[RenderableType] = [Text(view.headline, style="bold"), Text(), _pairs(view.facts)]
+    parts: list[RenderableType] = [Text(view.headline, style="bold"), Text(), pairs_table(view.facts)]
     parts += [Text("\nVerdicts", style="bold"), _verdicts(view.verdicts)]
     parts += [Text("\nNeighbors", style="bold"), _neighbors(view.neighbors)]
     parts.append(Text("\nNumbers", style="bold"))
@@ -47,15 +48,6 @@ def render_explanation(view: ExplainView, *, has_blocks: bool = True) -> Rendera
     if not view.pictures:
         parts.append(Text("  none: it computes on integers alone"))
     return Group(*parts)
-
-
-def _pairs(pairs: tuple[tuple[str, str], ...]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, text in pairs:
-        table.add_row(Text(f"  {label}", style="dim"), Text(text))
-    return table
 
 
 def _verdicts(rows: tuple[VerdictRow, ...]) -> Table:

@@ -4,6 +4,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autoprec.report.console import pairs_table
 from autoprec.report.inspect_view import FindingRow, InspectView, LayerRow
 
 _STYLES = {"error": "bold red", "must": "bold red", "warning": "yellow", "prefer": "yellow", "note": "dim", "free": ""}
@@ -16,7 +17,7 @@ def print_inspection(view: InspectView, console: Console) -> None:
 
 def render_inspection(view: InspectView) -> RenderableType:
     """Return an inspection as something rich prints."""
-    parts: list[RenderableType] = [Text(view.headline, style="bold"), Text(), _pairs(view.facts)]
+    parts: list[RenderableType] = [Text(view.headline, style="bold"), Text(), pairs_table(view.facts)]
     parts += [Text(), _columns(view.verdicts)]
     if view.findings:
         parts += [Text("\nFindings", style="bold"), _findings(view.findings)]
@@ -28,15 +29,6 @@ def render_inspection(view: InspectView) -> RenderableType:
     if view.storage_notes:
         parts += [Text(), _notes(view.storage_notes)]
     return Group(*parts)
-
-
-def _pairs(pairs: tuple[tuple[str, str], ...]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, text in pairs:
-        table.add_row(Text(f"  {label}", style="dim"), Text(text))
-    return table
 
 
 def _columns(rows: tuple[tuple[str, ...], ...]) -> Table:

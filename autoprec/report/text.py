@@ -6,6 +6,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from autoprec.report.console import pairs_table
 from autoprec.report.views import RunView, TrialRow
 
 
@@ -26,7 +27,7 @@ def print_trimmed(page: RenderableType, console: Console) -> None:
 
 def render_run(view: RunView) -> RenderableType:
     """Return a run's summary as something rich prints."""
-    parts: list[RenderableType] = [Text(view.headline, style="bold"), _pairs(view.facts)]
+    parts: list[RenderableType] = [Text(view.headline, style="bold"), pairs_table(view.facts)]
     if view.baselines:
         parts += [Text(f"\n{view.baselines_title}"), *_trials(view.baselines)]
     if view.best:
@@ -38,21 +39,12 @@ def render_run(view: RunView) -> RenderableType:
     if view.kept:
         parts += [_kept(view)]
     if view.proof:
-        parts += [Text("\nProof"), _pairs(view.proof)]
+        parts += [Text("\nProof"), pairs_table(view.proof)]
     if view.usage:
         parts += [Text("\nUse it"), *(Text(f"  {line}", style="cyan") for line in view.usage)]
     if view.files:
-        parts += [Text(""), _pairs(view.files)]
+        parts += [Text(""), pairs_table(view.files)]
     return Group(*parts)
-
-
-def _pairs(pairs: tuple[tuple[str, str], ...]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for label, text in pairs:
-        table.add_row(Text(f"  {label}", style="dim"), Text(text))
-    return table
 
 
 def _trials(rows: tuple[TrialRow, ...]) -> list[RenderableType]:

@@ -4,8 +4,8 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -20,7 +20,7 @@ from autoprec.measure import (
     speedup,
     step_deadline,
 )
-from autoprec.measure.step_time import clock_of
+from autoprec.measure.step_time import clock_of, no_garbage_collection
 from autoprec.policy import AS_GIVEN, Policy, preset
 from autoprec.records.run import FidelityRecord, HealthRecord, Interval, MemoryRecord, TrialRecord
 from autoprec.search.baselines import coarsest_format, rounding_of
@@ -134,7 +134,8 @@ class Objective:
         chaos = self.chaos.of(policy)
         for _ in range(_ATTEMPTS):
             try:
-                with _no_garbage_collection(), self.protocol.train(policy) as candidate:
+                gc.collect()  # what other runs left behind is not collected in steps of this one
+                with no_garbage_collection(), self.protocol.train(policy) as candidate:
                     if candidate.emulated:
                         return self._untimed(candidate, chaos, blank, report)
                     return self._rounds(candidate, chaos, blank, report)
@@ -302,16 +303,3 @@ def _health_record(training: Training) -> HealthRecord:
         layer_flush_frac=max(look.flush, default=None),
         overflow_frac=look.overflow_frac,
     )
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep the collector from running in one run's steps what other runs left behind."""
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

@@ -13,6 +13,7 @@ from autoprec.policy import resolve, save_policy
 from autoprec.records import save_record
 from autoprec.records.planner import PlannerRecord
 from autoprec.records.run import DeviceRecord, FrontPointRecord, GraphRecord, RunRecord, TrialRecord, VerificationRecord
+from autoprec.runtime.device import DeviceInfo
 from autoprec.search.budget import Budget
 from autoprec.search.decide import speedup_of
 from autoprec.search.objective import Objective
@@ -148,13 +149,7 @@ def run_record(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         workload=shown(subject.loaded.path),
         seed=subject.seed,
-        device=DeviceRecord(
-            kind=device.kind,
-            name=device.name,
-            formats=device.formats,
-            emulated_formats=device.emulated_formats,
-            capability=dict(device.capability),
-        ),
+        device=device_record(device),
         versions=versions(),
         graph=GraphRecord(
             fingerprint=graph.fingerprint(),
@@ -186,6 +181,17 @@ def _planner(subject: Subject, objective: Objective, trials: tuple[TrialRecord, 
         return None
     record = replace(subject.fronts.record(), notes=subject.notes)
     return with_trial_errors(record, subject.catalog, trials, objective.step_s)
+
+
+def device_record(device: DeviceInfo) -> DeviceRecord:
+    """Return a device as records hold it."""
+    return DeviceRecord(
+        kind=device.kind,
+        name=device.name,
+        formats=device.formats,
+        emulated_formats=device.emulated_formats,
+        capability=dict(device.capability),
+    )
 
 
 def versions() -> Mapping[str, str]:
