@@ -19,6 +19,7 @@ from autoprec.runtime.dtypes import DTYPES
 from autoprec.runtime.plans import agrees
 
 _DTYPES = {name: str(dtype).removeprefix("torch.") for name, dtype in DTYPES.items()}
+_LAYOUT_GAIN = 1.6  # of channels last on the convolutional workloads of benchmarks/zoo/
 # Families of ops that inductor calls in libraries; it writes kernels of its own for the others.
 _LIBRARY_FAMILIES = ("matmul", "convolution", "attention", "recurrent", "linalg")
 _FORMATS = {dtype: name for name, dtype in _DTYPES.items()}
@@ -84,15 +85,18 @@ class CostModel:
         """Return the predicted step time of a policy over FP32's, what it stores left out of account.
 
         Where an op was too slow to be timed twice, it is a lower bound; None where ops were not timed in its formats or
-        its memory layout. Of a policy that compiles the model it is a lower bound too: of the ops that inductor calls
-        as eager code does, since it fuses the others.
+        its memory layout. Of a policy that compiles the model it is about a lower bound too: of the ops that inductor
+        calls as eager code does, since it fuses the others, and less what another layout may gain.
         """
         formats = resolve(policy, self.op_graph.sites()).formats
         is_timed = set(formats.values()) <= {FP32, AS_GIVEN, PROMOTE, *self.op_times.formats}
-        if not is_timed or policy.memory_format != AS_GIVEN:
+        if not is_timed:
             return None
+        is_laid_out = policy.memory_format != AS_GIVEN
         if policy.compile != AS_GIVEN:
-            return self._library_s(formats) / fp32_step_s
+            return self._library_s(formats) / fp32_step_s / (_LAYOUT_GAIN if is_laid_out else 1.0)
+        if is_laid_out:
+            return None
         model = self.calibrated(fp32_step_s)
         return model.predict(formats, outputs=policy.outputs).step_s / fp32_step_s
 

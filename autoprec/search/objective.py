@@ -36,6 +36,7 @@ _ATTEMPTS = 3
 _MIN_ROUNDS = 12  # so that one disturbed round does not end the interval of the speed-up
 _MAX_STEPS_PER_ROUND = 4
 _SLOW_ROUNDS = 3  # one round may be disturbed by anything
+_HOPELESS_ROUNDS, _HOPELESS_TIMES = 2, 3.0
 _MIN_DEADLINE_S = 0.25  # a hiccup of the machine is no slow step
 
 
@@ -230,7 +231,8 @@ class Objective:
 
     def _is_too_slow(self, times: Sequence[float], reference_times: Sequence[float]) -> bool:
         ratios = [ours / theirs for ours, theirs in zip(times, reference_times, strict=True)]
-        return len(ratios) >= _SLOW_ROUNDS and statistics.median(ratios) > self.protocol.slow_limit
+        is_hopeless = len(ratios) >= _HOPELESS_ROUNDS and min(ratios) > _HOPELESS_TIMES * self.protocol.slow_limit
+        return is_hopeless or (len(ratios) >= _SLOW_ROUNDS and statistics.median(ratios) > self.protocol.slow_limit)
 
     def _warm_up(self, candidate: Training, slow_limit: float) -> list[float]:
         """Take the steps of the horizon that are not timed: the first ones, each under a deadline."""

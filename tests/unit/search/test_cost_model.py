@@ -228,3 +228,18 @@ def test_a_site_in_fp8_reads_bf16_rows_and_its_weight_as_it_is_stored():
     assert plain.op_s - fast.op_s == pytest.approx(3.0)
     assert plain.cast_s - fast.cast_s == pytest.approx(cast_s(50))  # of the weight, which FP8 rounds by itself
     assert plain.saved_bytes - fast.saved_bytes == 50 * 2
+
+
+def test_the_slowdown_of_compiled_policies_is_that_of_the_ops_in_libraries():
+    low = Policy(name="low", rules=(Rule(sites="*:linear", format="bf16"), Rule(sites="*", format="fp32")))
+    found = model({"linear": both(10.0, 40.0, saved_inputs=(0, 1))})
+    eager = found.slowdown(low, 20.0)
+    # Calibrated: 16.5 of 20 are ops; linear takes 30 longer, and casts come on top.
+    assert eager == pytest.approx(1 + (30 + cast_s(100, grad=False) + cast_s(50) + 2 * cast_s(100)) / 20)
+    assert found.slowdown(replace(low, memory_format="channels_last"), 20.0) is None
+    compiled = replace(low, compile="inductor")
+    assert found.slowdown(compiled, 20.0) == pytest.approx(40 / 20)
+    assert found.slowdown(replace(compiled, memory_format="channels_last"), 20.0) == pytest.approx(40 / 20 / 1.6)
+    fp16 = Policy(name="other", rules=(Rule(sites="*", format="fp16"),), compile="inductor")
+    assert found.slowdown(fp16, 20.0) is None
+    assert "compiles the model with inductor" in found.unpredictable(compiled)

@@ -144,6 +144,15 @@ def test_a_step_far_slower_than_fp32_is_cut_short(monkeypatch: pytest.MonkeyPatc
     assert reported == [5.0]
 
 
+def test_rounds_far_beyond_the_limit_end_a_trial_sooner(fp32: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp32, "protocol", replace(fp32.protocol, slow_limit=2.0))
+    ends = {
+        ratio: next(n for n in range(1, 9) if fp32._is_too_slow([ratio] * n, [1.0] * n)) for ratio in (2.1, 5.9, 6.1)
+    }
+    assert ends == {2.1: 3, 5.9: 3, 6.1: 2}
+    assert not fp32._is_too_slow([1.0, 99.0], [1.0, 1.0]), "one disturbed round ends nothing"
+
+
 def late(monkeypatch: pytest.MonkeyPatch, times: int) -> list[float]:
     """Let the first `times` deadlines be missed; return the limits that were set."""
     limits: list[float] = []
