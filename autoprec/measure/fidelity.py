@@ -39,7 +39,8 @@ class Fidelity:
     `margin_asked`, plus `chaos_frac` where FP32 nudged by one rounding moves further than that. `power_frac` is the
     smallest loss of steps that this comparison would have seen in 80 % of cases. `curve_falls` is False where the slope
     of the FP32 curve drowns in its noise; steps are then counted at the smallest slope this noise lets one see.
-    A run that broke down has infinite steps lost.
+    A run that broke down has infinite steps lost. `by_first_step`: the curves cannot tell, and what a first step
+    computes was held against FP32 instead; see `search.same_arithmetic`.
     """
 
     verdict: Verdict
@@ -55,6 +56,7 @@ class Fidelity:
     power_frac: float
     curve_falls: bool
     trend: Trend
+    by_first_step: bool = False
 
 
 def compare(

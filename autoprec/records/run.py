@@ -57,6 +57,7 @@ class FidelityRecord:
     `upper_frac`, the upper confidence bound of the steps lost, is held against `margin`, which is `margin_asked`,
     widened by `chaos_frac` where FP32 nudged by one rounding loses more. `power_frac` is the smallest loss of steps
     this comparison could have seen. `projected_frac` are the steps lost after two horizons if the trend goes on.
+    `by_first_step`: the verdict is that of a first step in FP32 by other kernels; the curves cannot tell.
     """
 
     verdict: FidelityVerdict
@@ -71,6 +72,7 @@ class FidelityRecord:
     power_frac: float
     growth_p_value: float
     projected_frac: float
+    by_first_step: bool = False
 
     @property
     def passed(self) -> bool:

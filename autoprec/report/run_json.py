@@ -85,6 +85,7 @@ def _fidelity_json(fidelity: FidelityRecord | None) -> dict[str, Any] | None:
         "verdict": fidelity.verdict,
         **{key: _finite(getattr(fidelity, key)) for key in fractions},
         "horizon": fidelity.horizon,
+        "by_first_step": fidelity.by_first_step,
         "reason": fidelity.reason,
     }
 

@@ -25,6 +25,8 @@ from autoprec.records.run import (
 from autoprec.report.run_facts import measured_trials, num_measured, run_facts
 from autoprec.search.decide import faithful_baselines, speedup_of
 
+_AS_FP32 = "as fp32"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRow:
@@ -317,8 +319,13 @@ def _skipped(trial: TrialRecord) -> str:
 def _fidelity(fidelity: FidelityRecord) -> str:
     if not math.isfinite(fidelity.steps_lost_frac):
         return fidelity.verdict
+    if fidelity.by_first_step:
+        return f"{fidelity.verdict}, {_AS_FP32} by its first step"
     return f"{fidelity.verdict}, {percent_text(fidelity.steps_lost_frac)} lost"
 
 
 def _steps_lost(fidelity: FidelityRecord) -> str:
+    """Return the steps lost; of curves that cannot tell, that the first step is FP32's."""
+    if fidelity.by_first_step:
+        return _AS_FP32
     return percent_text(fidelity.steps_lost_frac) if math.isfinite(fidelity.steps_lost_frac) else "-"

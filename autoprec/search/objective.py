@@ -282,6 +282,7 @@ def fidelity_record(fidelity: Fidelity) -> FidelityRecord:
         power_frac=fidelity.power_frac,
         growth_p_value=fidelity.trend.p_value,
         projected_frac=fidelity.trend.projected_frac,
+        by_first_step=fidelity.by_first_step,
     )
 
 

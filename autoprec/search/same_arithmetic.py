@@ -76,7 +76,7 @@ def settled(fidelity: Fidelity, train: Train, policy: Policy, device: str) -> Fi
         f"faithful: computes in FP32 by other kernels, whose first gradients are within {found.gradients:.1g} of "
         f"strict FP32's (limit {found.gradients_limit:.1g}); the curves alone are {fidelity.reason}"
     )
-    return replace(fidelity, verdict="faithful", reason=reason)
+    return replace(fidelity, verdict="faithful", reason=reason, by_first_step=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autoprec.graph.site import Site
-from autoprec.policy import Policy, resolve
+from autoprec.policy import AS_GIVEN, Policy, resolve
 from autoprec.records.run import SearchEnd, TrialRecord
 from autoprec.search.budget import Budget, proof_s, reserve_s, trial_s
 from autoprec.search.choices import Choice, choice_key, policy_of, run_key
@@ -78,10 +78,16 @@ def run_trials(
     that nothing new was proposed.
     """
     records = list(study.trials())
-    for name in catalog.baselines:
+    compiled = [name for name, policy in catalog.baselines.items() if policy.compile != AS_GIVEN]
+    for name in (name for name in catalog.baselines if name not in compiled):
         study.enqueue("baseline", name, {})
     while study.has_waiting("baseline") and (not records or budget.left_s() > 0):
         records.append(_next_trial(study, objective, catalog, records, observer))
+    for name in compiled:  # last, and only as long as the search has time: each compiles for long
+        if has_time_to_search(objective, budget, records):
+            study.enqueue("baseline", name, {})
+            while study.has_waiting("baseline"):
+                records.append(_next_trial(study, objective, catalog, records, observer))
     missing = [name for name in catalog.baselines if name not in {record.name for record in records}]
     if missing:
         observer.note(f"the budget is over: {', '.join(missing)} not measured; the same command goes on with it")

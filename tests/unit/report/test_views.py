@@ -110,6 +110,15 @@ def test_baselines_keep_their_order_and_the_others_are_sorted_by_speed() -> None
     assert [row.name for row in view.best] == ["fast", "slow", "wrong"]
 
 
+def test_what_its_first_step_shows_to_be_fp32_has_no_steps_lost() -> None:
+    settled = replace(FAITHFUL, steps_lost_frac=0.24, by_first_step=True)
+    drifting = replace(trial("fp32-channels-last", 1.5), fidelity=settled)
+    view = run_view(replace(FINISHED, trials=(*FINISHED.trials, drifting)))
+    (row,) = [row for row in (*view.baselines, *view.best) if row.name == "fp32-channels-last"]
+    assert row.steps_lost == "as fp32"
+    assert "faithful, as fp32 by its first step" in trial_line(drifting)
+
+
 def test_a_row_has_units_interval_fidelity_and_the_mark_of_what_is_written() -> None:
     row = run_view(FINISHED).best[0]
     assert (row.step, row.speedup, row.memory) == ("2.86 ms", "1.40x (1.39 to 1.41)", "18.6 KiB")

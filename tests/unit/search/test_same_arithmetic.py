@@ -99,7 +99,8 @@ def test_only_an_open_verdict_of_fp32_is_settled_by_the_first_step() -> None:
     assert closed.verdict == "faithful"
     assert closed.reason.startswith("faithful: computes in FP32 by other kernels, whose first gradients are within ")
     assert open_.reason in closed.reason
-    assert replace(closed, verdict=open_.verdict, reason=open_.reason) == open_
+    assert closed.by_first_step
+    assert replace(closed, verdict=open_.verdict, reason=open_.reason, by_first_step=False) == open_
     assert settled(open_, train(), BF16, "cpu") is open_
     assert settled(open_, train(fault=1.01), LAST, "cpu") is open_
     bad = compare(NOISY, [loss + 5 for loss in NOISY])

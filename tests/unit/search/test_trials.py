@@ -197,3 +197,16 @@ def test_what_is_within_the_limit_or_cannot_be_predicted_is_tried(tmp_path: Path
         study = start(tmp_path / name)
         run_trials(study, objective, catalog, (), Budget(seconds=100, trials=0), Observer())  # type: ignore[arg-type]
         assert [measured for measured, _ in objective.measured] == ["fp32", "autocast-bf16"]
+
+
+def test_compiled_baselines_come_last_and_only_while_there_is_time(tmp_path: Path) -> None:
+    compiled = replace(CATALOG.baselines["fp32"], name="fp32-compiled", compile="inductor")
+    fp32, *others = CATALOG.baselines.items()
+    catalog = replace(CATALOG, baselines=dict([fp32, ("fp32-compiled", compiled), *others]))
+    names = list(CATALOG.baselines)
+    for seconds, expected in ((1e6, [*names, "fp32-compiled"]), (1e-9, names[:1])):
+        objective = FakeObjective(good)
+        folder = tmp_path / str(seconds)
+        folder.mkdir()
+        run_trials(start(folder), objective, catalog, (), Budget(seconds=seconds, trials=0), Observer())  # type: ignore[arg-type]
+        assert [name for name, _ in objective.measured] == expected
