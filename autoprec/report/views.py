@@ -112,8 +112,9 @@ def headline(record: RunRecord) -> str:
     state = "" if chosen.verified else ", not verified: the run was interrupted" * record.interrupted
     rival = _rival(record, chosen)
     if record.verdict == "improved":
+        fp32 = f"{times_text(chosen.speedup_vs_fp32)} as fast as fp32 and " * (chosen.best_baseline != "fp32")
         return (
-            f"{chosen.name} trains {times_text(chosen.speedup_vs_fp32)} as fast as fp32 and "
+            f"{chosen.name} trains {fp32}"
             f"{times_text(chosen.speedup_vs_best_baseline)} as fast as {chosen.best_baseline}, the best baseline"
             f"{f' (that of {rival.name} is within its spread)' if rival else ''}{state}"
         )

@@ -110,6 +110,11 @@ def test_baselines_keep_their_order_and_the_others_are_sorted_by_speed() -> None
     assert [row.name for row in view.best] == ["fast", "slow", "wrong"]
 
 
+def test_where_fp32_is_the_best_baseline_the_headline_has_one_ratio() -> None:
+    text = headline(with_chosen("improved", best_baseline="fp32"))
+    assert text.startswith("graph-pass-bf16 trains 1.16x as fast as fp32, the best baseline")
+
+
 def test_what_its_first_step_shows_to_be_fp32_has_no_steps_lost() -> None:
     settled = replace(FAITHFUL, steps_lost_frac=0.24, by_first_step=True)
     drifting = replace(trial("fp32-channels-last", 1.5), fidelity=settled)
