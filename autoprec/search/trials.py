@@ -83,6 +83,11 @@ def run_trials(
         study.enqueue("baseline", name, {})
     while study.has_waiting("baseline") and (not records or budget.left_s() > 0):
         records.append(_next_trial(study, objective, catalog, records, observer))
+    for plan in _plans_before_compiling(planned) if compiled else ():
+        if has_time_to_search(objective, budget, records) and not _are_spent(budget, records):
+            study.enqueue("plan", plan.name, plan.choice)
+            while study.has_waiting("plan"):
+                records.append(_next_trial(study, objective, catalog, records, observer))
     for name in compiled:  # last, and only as long as the search has time: each compiles for long
         if has_time_to_search(objective, budget, records):
             study.enqueue("baseline", name, {})
@@ -104,6 +109,12 @@ def run_trials(
         stale = stale + 1 if records[-1].state == "duplicate" else 0
         idle = 0 if is_measured(records[-1]) else idle + 1
     return "exhausted"
+
+
+def _plans_before_compiling(planned: Sequence[Plan]) -> Sequence[Plan]:
+    """Return the plans ahead of the first that compiles the model: they cost seconds, and it may cost the budget."""
+    compiles = (place for place, plan in enumerate(planned) if plan.choice.get("compile", AS_GIVEN) != AS_GIVEN)
+    return planned[: next(compiles, 0)]
 
 
 def _next_trial(

@@ -13,7 +13,7 @@ from autoprec.records.run import TrialRecord
 from autoprec.search.budget import Budget, horizon_for
 from autoprec.search.choices import policy_of
 from autoprec.search.observer import Observer
-from autoprec.search.plans import plans
+from autoprec.search.plans import Plan, plans
 from autoprec.search.study import Asked, Study
 from autoprec.search.trials import Catalog, fastest, run_trials
 from tests.unit.records.samples import trial
@@ -210,3 +210,19 @@ def test_compiled_baselines_come_last_and_only_while_there_is_time(tmp_path: Pat
         folder.mkdir()
         run_trials(start(folder), objective, catalog, (), Budget(seconds=seconds, trials=0), Observer())  # type: ignore[arg-type]
         assert [name for name, _ in objective.measured] == expected
+
+
+def test_plans_ahead_of_the_first_compiled_one_are_tried_before_compiled_baselines(tmp_path: Path) -> None:
+    compiled = replace(CATALOG.baselines["fp32"], name="fp32-compiled", compile="inductor")
+    catalog = replace(CATALOG, baselines={**CATALOG.baselines, "fp32-compiled": compiled})
+    first, second, *_ = plans(rows())
+    later = Plan(name="later", choice={**second.choice, "compile": "inductor"})
+    for planned, order in (
+        ((first, later, second), [*CATALOG.baselines, first.name, "fp32-compiled"]),
+        ((first, second), [*CATALOG.baselines, "fp32-compiled", first.name]),
+    ):
+        objective = FakeObjective(good)
+        folder = tmp_path / str(len(planned))
+        folder.mkdir()
+        run_trials(start(folder), objective, catalog, planned, Budget(seconds=1e6, trials=1), Observer())  # type: ignore[arg-type]
+        assert [name for name, _ in objective.measured] == order
