@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from autoprec.graph.site import Site
 from autoprec.policy import AS_GIVEN, Policy, resolve
-from autoprec.records.run import SearchEnd, TrialRecord
+from autoprec.records.run import SearchEnd, TrialKind, TrialRecord
 from autoprec.search.budget import Budget, proof_s, reserve_s, trial_s
 from autoprec.search.choices import Choice, choice_key, policy_of, run_key
 from autoprec.search.cost_model import CostModel
@@ -78,24 +78,7 @@ def run_trials(
     that nothing new was proposed.
     """
     records = list(study.trials())
-    compiled = [name for name, policy in catalog.baselines.items() if policy.compile != AS_GIVEN]
-    for name in (name for name in catalog.baselines if name not in compiled):
-        study.enqueue("baseline", name, {})
-    while study.has_waiting("baseline") and (not records or budget.left_s() > 0):
-        records.append(_next_trial(study, objective, catalog, records, observer))
-    for plan in _plans_before_compiling(planned) if compiled else ():
-        if has_time_to_search(objective, budget, records) and not _are_spent(budget, records):
-            study.enqueue("plan", plan.name, plan.choice)
-            while study.has_waiting("plan"):
-                records.append(_next_trial(study, objective, catalog, records, observer))
-    for name in compiled:  # last, and only as long as the search has time: each compiles for long
-        if has_time_to_search(objective, budget, records):
-            study.enqueue("baseline", name, {})
-            while study.has_waiting("baseline"):
-                records.append(_next_trial(study, objective, catalog, records, observer))
-    missing = [name for name in catalog.baselines if name not in {record.name for record in records}]
-    if missing:
-        observer.note(f"the budget is over: {', '.join(missing)} not measured; the same command goes on with it")
+    _measure_baselines(study, objective, catalog, planned, records, budget, observer)
     # Only now: a baseline that was interrupted is at the end of the queue.
     for plan in planned:
         study.enqueue("plan", plan.name, plan.choice)
@@ -109,6 +92,41 @@ def run_trials(
         stale = stale + 1 if records[-1].state == "duplicate" else 0
         idle = 0 if is_measured(records[-1]) else idle + 1
     return "exhausted"
+
+
+def _measure_baselines(
+    study: Study,
+    objective: Objective,
+    catalog: Catalog,
+    planned: Sequence[Plan],
+    records: list[TrialRecord],
+    budget: Budget,
+    observer: Observer,
+) -> None:
+    """Measure the baselines and add them to `records`.
+
+    Compiled ones come last, and only as long as the search has time: each compiles for long.
+    """
+
+    def measure_waiting(kind: TrialKind) -> None:
+        while study.has_waiting(kind) and (not records or budget.left_s() > 0):
+            records.append(_next_trial(study, objective, catalog, records, observer))
+
+    compiled = [name for name, policy in catalog.baselines.items() if policy.compile != AS_GIVEN]
+    for name in (name for name in catalog.baselines if name not in compiled):
+        study.enqueue("baseline", name, {})
+    measure_waiting("baseline")
+    for plan in _plans_before_compiling(planned) if compiled else ():
+        if has_time_to_search(objective, budget, records) and not _are_spent(budget, records):
+            study.enqueue("plan", plan.name, plan.choice)
+            measure_waiting("plan")
+    for name in compiled:
+        if has_time_to_search(objective, budget, records):
+            study.enqueue("baseline", name, {})
+            measure_waiting("baseline")
+    missing = [name for name in catalog.baselines if name not in {record.name for record in records}]
+    if missing:
+        observer.note(f"the budget is over: {', '.join(missing)} not measured; the same command goes on with it")
 
 
 def _plans_before_compiling(planned: Sequence[Plan]) -> Sequence[Plan]:
