@@ -136,3 +136,16 @@ def test_inductor_trains_as_eager_code_does() -> None:
         model(X).sum().backward()
         plain(X).sum().backward()
     assert torch.allclose(model[0].weight.grad, plain[0].weight.grad, atol=1e-5)
+
+
+def test_an_exchanged_policy_is_compiled_as_it_says(counter: CompileCounter) -> None:
+    model = net()
+    precision = apply(model, LOW)
+    model(X)
+    precision.exchange(FP32)
+    assert torch.equal(model(X), net()(X))
+    assert counter.frame_count == 2
+    precision.exchange(replace(FP32, compile="as_given"))
+    model(X)
+    assert counter.frame_count == 2
+    assert model._compiled_call_impl is None
