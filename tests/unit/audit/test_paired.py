@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from autoprec.audit.paired import num_samples, train_paired
 from autoprec.errors import WorkloadError
 from autoprec.measure import Energy, StepTooSlow
 from autoprec.policy import LossScale, Policy, Rule, preset
+from autoprec.runtime import compilation
 from tests.unit.search import mlp
 
 FP32 = preset("fp32", "cpu")
@@ -58,6 +60,17 @@ def test_what_has_no_hope_is_not_trained_to_the_end() -> None:
     assert found.stopped == "unfaithful beyond doubt after 4 steps"
     assert found.memory == {}
     assert not math.isfinite(found.fidelity(0.01).steps_lost_frac)
+
+
+def test_no_deadline_watches_a_policy_that_compiles_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deadline(seconds: float) -> Any:
+        raise StepTooSlow(seconds, 10.0)
+
+    monkeypatch.setattr(module, "step_deadline", deadline)
+    monkeypatch.setattr(torch, "compile", lambda call, *, backend: call)
+    monkeypatch.setattr(compilation, "compile_fault", lambda kind: None)
+    found = run(replace(FP32, name="compiled", compile="inductor"), horizon=8)
+    assert (found.stopped, len(found.candidate.losses)) == ("", 8)
 
 
 def test_a_step_past_its_deadline_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
