@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from autoprec.measure import StepTooSlow, Training
+from autoprec.measure import Fidelity, StepTooSlow, Training
 from autoprec.policy import Policy, Rule, preset
 from autoprec.records.run import TrialRecord
 from autoprec.runtime import compilation
@@ -199,6 +199,23 @@ def test_a_compiled_policy_has_no_deadline_and_its_first_steps_are_told_apart(
     assert (record.state, limits) == ("complete", [])
     assert 0 < record.compile_s < record.wall_s
     assert measure(fp32, preset("fp32-channels-last", "cpu")).compile_s == 0.0
+
+
+def test_a_whole_trial_may_be_settled_by_its_first_step(fp32: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for = []
+
+    def settled(fidelity: Fidelity, train: object, policy: Policy, device: str) -> Fidelity:
+        asked_for.append((policy.name, device, train == fp32.protocol.train))
+        return replace(fidelity, by_first_step=True)
+
+    monkeypatch.setattr(objective_file, "settled", settled)
+    last = preset("fp32-channels-last", "cpu")
+    record = measure(fp32, last)
+    assert record.fidelity is not None
+    assert record.fidelity.by_first_step
+    assert asked_for == [("fp32-channels-last", "cpu", True)]
+    assert measure(fp32, last, stop_at=2).state == "pruned"
+    assert len(asked_for) == 1, "a trial that ended early has no verdict to settle"
 
 
 class Broken(mlp.Mlp):

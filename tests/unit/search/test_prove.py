@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from autoprec.errors import TraceError
-from autoprec.measure import Training
-from autoprec.policy import preset
+from autoprec.measure import Fidelity, Training
+from autoprec.policy import Policy, preset
+from autoprec.search import prove
 from autoprec.search.prove import Curve, Prover, evaluate_missed
 from tests.unit.search import mlp
 from tests.unit.search.test_objective import BF16, Broken, Overflowing, protocol
@@ -93,3 +94,15 @@ def test_what_cannot_be_traced_is_judged_by_its_losses(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Training, "trace", untraceable)
     assert prover().prove("fp32", preset("fp32", "cpu"), chaotic=False).passed
+
+
+def test_a_proof_may_be_settled_by_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settled(fidelity: Fidelity, train: object, policy: Policy, device: str) -> Fidelity:
+        assert (policy.name, device) == ("fp32-channels-last", "cpu")
+        return replace(fidelity, verdict="inconclusive", reason="seen", by_first_step=True)
+
+    monkeypatch.setattr(prove, "settled", settled)
+    check = prover().prove("last", preset("fp32-channels-last", "cpu"), chaotic=False)
+    assert (check.passed, check.reason) == (False, "seen")
+    assert check.fidelity is not None
+    assert check.fidelity.by_first_step
