@@ -142,6 +142,11 @@ class TrialRecord:
     reference_step_times_s: tuple[float, ...] = ()
 
     @property
+    def was_run(self) -> bool:
+        """Return whether the policy was run for this trial: neither in an earlier one, nor only predicted."""
+        return self.state != "duplicate" and (self.num_steps > 0 or self.wall_s > 0)
+
+    @property
     def is_faithful(self) -> bool:
         """Return whether the trial ran to its horizon and its loss curve matches the FP32 one."""
         return self.state == "complete" and self.fidelity is not None and self.fidelity.passed

@@ -18,9 +18,13 @@ _ENDS: Mapping[str, str] = MappingProxyType(
 
 def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     """Return what was looked at, on what, how long, and what came of it, as pairs of label and text."""
-    states = [trial.state for trial in measured_trials(record)]
+    trials = measured_trials(record)
+    states = [trial.state for trial in trials if trial.was_run]
     measured = f"{num_measured(record)} in {seconds_text(record.wall_s)}"
     details = [f"{states.count(state)} {word}" for state, word in _ENDED_EARLY.items() if state in states]
+    not_run = len(trials) - len(states)
+    if not_run:
+        details.append(f"{not_run} more not tried, as predicted to be too slow")
     graph = record.graph
     return (
         ("workload", f"{record.workload}: {graph.num_sites} sites, {graph.num_nodes} nodes, graph {graph.fingerprint}"),
@@ -59,7 +63,7 @@ def measured_trials(record: RunRecord) -> tuple[TrialRecord, ...]:
 
 def num_measured(record: RunRecord) -> str:
     """Return how many policies were measured, in words."""
-    return count_text(len(measured_trials(record)), "policy", "policies")
+    return count_text(sum(trial.was_run for trial in record.trials), "policy", "policies")
 
 
 def _ended(record: RunRecord) -> Iterator[tuple[str, str]]:

@@ -90,7 +90,7 @@ def run_trials(
             return "budget"
         records.append(_next_trial(study, objective, catalog, records, observer))
         stale = stale + 1 if records[-1].state == "duplicate" else 0
-        idle = 0 if is_measured(records[-1]) else idle + 1
+        idle = 0 if records[-1].was_run else idle + 1
     return "exhausted"
 
 
@@ -152,11 +152,6 @@ def fastest(records: Sequence[TrialRecord]) -> TrialRecord | None:
     """Return the fastest faithful trial by its point estimate."""
     faithful = [record for record in records if record.is_faithful and record.speedup]
     return max(faithful, key=lambda record: record.speedup.value if record.speedup else 0.0, default=None)
-
-
-def is_measured(record: TrialRecord) -> bool:
-    """Return whether a policy was run for this trial, and not for an earlier one."""
-    return record.state != "duplicate" and (record.num_steps > 0 or record.wall_s > 0)
 
 
 def _are_spent(budget: Budget, records: Sequence[TrialRecord]) -> bool:

@@ -110,6 +110,13 @@ def test_baselines_keep_their_order_and_the_others_are_sorted_by_speed() -> None
     assert [row.name for row in view.best] == ["fast", "slow", "wrong"]
 
 
+def test_what_was_only_predicted_does_not_count_as_measured() -> None:
+    predicted = replace(trial("slow", None, state="pruned", number=9), num_steps=0, wall_s=0.0)
+    facts = dict(run_view(FINISHED).facts)["measured"]
+    more = dict(run_view(replace(FINISHED, trials=(*FINISHED.trials, predicted))).facts)["measured"]
+    assert more == facts + (", " if ";" in facts else "; ") + "1 more not tried, as predicted to be too slow"
+
+
 def test_where_fp32_is_the_best_baseline_the_headline_has_one_ratio() -> None:
     text = headline(with_chosen("improved", best_baseline="fp32"))
     assert text.startswith("graph-pass-bf16 trains 1.16x as fast as fp32, the best baseline")
