@@ -12,7 +12,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from autoprec.errors import ScalingError
 from autoprec.policy import LossScale
-from autoprec.runtime.finite import not_finite
 from autoprec.runtime.scaled_gradients import ScaledGradients
 
 _TWO_LINES = """
@@ -108,20 +107,26 @@ class BoundedGradScaler(torch.amp.GradScaler):
         return result
 
     @contextmanager
-    def counting(self, loss: torch.Tensor | None) -> Iterator[None]:
-        """Have the steps of this block skip too if `loss` is not finite, whatever the gradients are."""
-        self._counted = None if loss is None or not self._enabled else not_finite(loss.detach())
+    def counting(self, found: torch.Tensor | None, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Iterator[None]:
+        """Have the steps of `optimizers` in this block skip too where `found` is 1, whatever their gradients are."""
+        self._counted = found if self._enabled else None
         try:
+            for optimizer in optimizers:
+                if self.is_unscaled(optimizer):  # looked at already
+                    self._count(self._found_inf_per_device(optimizer))
             yield
         finally:
             self._counted = None
 
     def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, torch.Tensor]:
         found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(*args, **kwargs)
+        self._count(found)
+        return found
+
+    def _count(self, found: dict[torch.device, torch.Tensor]) -> None:
         if self._counted is not None:
             for device, each in found.items():
                 each.copy_(torch.maximum(each, self._counted.to(device, non_blocking=True)))
-        return found
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Adjust the scale after a step, as `GradScaler.update` does, and keep it within the bounds."""

@@ -26,7 +26,7 @@ from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame, forwar
 from autoprec.runtime.plans import Action, ModulePlans
 from autoprec.runtime.refusals import refuse_symbolic_tracing
 from autoprec.runtime.site_mode import Frame
-from autoprec.runtime.step import Scheduler, StepOutcome, take_step, warn_collapsed
+from autoprec.runtime.step import Scheduler, StepOutcome, Undone, take_step, warn_collapsed
 from autoprec.runtime.storage import ParameterStorage, is_in_ddp
 from autoprec.runtime.weight_casts import WeightCasts, any_is_sharded
 
@@ -119,12 +119,13 @@ class Precision:
         scheduler: Scheduler | None = None,
         skip_non_finite: bool = False,
         loss: torch.Tensor | None = None,
+        undo: Callable[[], Undone | None] | None = None,
     ) -> StepOutcome:
         """Unscale, clip to `max_norm` if given, step, update the scale, and advance `scheduler` if all stepped.
 
         Optimizers that share a backward pass step together. With or without loss scaling; see `runtime.step`. With
         `skip_non_finite` a step whose gradients, or whose `loss` if given, are not finite is skipped in either case;
-        that waits for the device, but for fused optimizers.
+        that waits for the device, but for fused optimizers. `undo` is called after the step, and may take it back.
 
         Raises: `ScalingError` if the gradients are not what one scaled backward pass after another left; `ApplyError`
         for an optimizer that `optimizer()` should have exchanged.
@@ -138,6 +139,7 @@ class Precision:
             scheduler=scheduler,
             skip_non_finite=skip_non_finite,
             loss=loss,
+            undo=undo,
         )
         if not skip_non_finite and not self._told_collapse and outcome.is_known and outcome.collapsed:
             self._told_collapse = True

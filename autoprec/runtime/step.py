@@ -1,7 +1,7 @@
 """One optimizer step under a loss scale: unscale, clip, step, update, and the scheduler, in the one right order."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -22,10 +22,19 @@ class Scheduler(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Undone:
+    """A step that was undone: this many elements of this parameter, or of what is remembered of it, were not finite."""
+
+    parameter: str
+    num_elements: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
     """What came of a step.
 
-    `is_known` says that whether it stepped is known already; of fused optimizers the device alone knows.
+    `is_known` says that whether it stepped is known already; of fused optimizers the device alone knows. `undone` says
+    that the optimizers stepped on finite gradients, and that their update was not finite and was taken back.
 
     `grad_norm` is the norm of the unscaled gradients before clipping, a tensor; None if no `max_norm` was given. The
     properties read tensors when they are asked, and then wait for the device; without loss scaling they read nothing,
@@ -37,11 +46,12 @@ class StepOutcome:
     scale: torch.Tensor | None = None
     minimum: float = 0.0
     is_known: bool = True
+    undone: Undone | None = None
 
     @property
     def stepped(self) -> bool:
         """Return whether the optimizers stepped: False if a gradient was not finite and that was looked at."""
-        return self.found_inf is None or not bool(self.found_inf)
+        return self.undone is None and (self.found_inf is None or not bool(self.found_inf))
 
     @property
     def loss_scale(self) -> float:
@@ -51,7 +61,8 @@ class StepOutcome:
     @property
     def collapsed(self) -> bool:
         """Return whether the step overflowed at the smallest scale there is: going on will not mend it."""
-        return self.scale is not None and not self.stepped and self.loss_scale <= self.minimum
+        is_skipped = self.undone is None and not self.stepped
+        return self.scale is not None and is_skipped and self.loss_scale <= self.minimum
 
 
 def take_step(
@@ -62,13 +73,15 @@ def take_step(
     scheduler: Scheduler | None = None,
     skip_non_finite: bool = False,
     loss: torch.Tensor | None = None,
+    undo: Callable[[], Undone | None] | None = None,
 ) -> StepOutcome:
     """Return what came of one step of all `optimizers`, whose gradients come from the same scaled backward passes.
 
     Each one skips its step if its own gradients are not finite, as with `GradScaler`; the outcome and the scheduler
     count a step only if all of them stepped. The norm is over the gradients of all. Without loss scaling nothing waits
     for the device; with it, torch's own `GradScaler.step` does, but for fused optimizers. With `skip_non_finite` all
-    skip without loss scaling too if a gradient, or `loss` if given, is not finite: as `runtime.finite` has it.
+    skip if a gradient, or `loss` if given, is not finite, or beyond the limit: as `runtime.finite` has it. `undo` is
+    asked after the step whether it had to take it back.
     Raises: `ScalingError`, before anything is done, for arguments that are no optimizers, norm or scheduler.
     """
     _check_arguments(optimizers, max_norm, scheduler)
@@ -82,21 +95,36 @@ def take_step(
         found_inf: torch.Tensor | None = non_finite(optimizers, norm, loss)
         _step_if_finite(optimizers, found_inf)
     else:
-        with scaler.counting(loss if skip_non_finite else None):
+        with scaler.counting(_also_found(scaler, optimizers, norm, loss) if skip_non_finite else None, optimizers):
             for optimizer in optimizers:
                 scaler.step(optimizer)
         found_inf = _found_inf(scaler, optimizers)
+    undone = None if undo is None else undo()
     outcome = StepOutcome(
         grad_norm=norm,
         found_inf=found_inf,
         scale=scale,
         minimum=scaler.minimum,
-        is_known=not any(map(is_fused, optimizers)),
+        is_known=undone is not None or not any(map(is_fused, optimizers)),
+        undone=undone,
     )
     scaler.update()
     if scheduler is not None and outcome.stepped:
         scheduler.step()
     return outcome
+
+
+def _also_found(
+    scaler: BoundedGradScaler,
+    optimizers: Sequence[torch.optim.Optimizer],
+    norm: torch.Tensor | None,
+    loss: torch.Tensor | None,
+) -> torch.Tensor | None:
+    """Return 1 if gradients are beyond the limit or the loss is not finite, which no scaler looks at, else 0."""
+    if not scaler.is_enabled():
+        return None
+    is_scaled = not any(map(scaler.is_unscaled, optimizers))
+    return non_finite(optimizers, norm, loss, scaler.scale_now() if is_scaled else None)
 
 
 def _step_if_finite(optimizers: Sequence[torch.optim.Optimizer], found_inf: torch.Tensor | None) -> None:

@@ -65,9 +65,24 @@ def _broken_weights(sample: Sample, _: Calibration, __: GuardLimits) -> Finding 
     return Finding(
         detector="non_finite_weights",
         site=sample.broken_parameter,
-        message="a parameter is not finite; an update of finite gradients made it so, or code beside the guard",
-        advice="look at the optimizer (an eps that is 0 in its format), and at what else writes to parameters",
+        message="a parameter is not finite, and no step that the guard took made it so",
+        advice="look at what else writes to parameters",
         number=math.nan,
+        threshold=0,
+    )
+
+
+def _broken_update(sample: Sample, _: Calibration, __: GuardLimits) -> Finding | None:
+    if not sample.undone_parameter:
+        return None
+    in_row = f", {sample.skipped_in_row} steps in a row" if sample.skipped_in_row > 1 else ""
+    return Finding(
+        detector="non_finite_update",
+        site=sample.undone_parameter,
+        message=f"the update of finite gradients is not finite{in_row}; the step was undone",
+        advice="look at the optimizer: an eps that is 0 in its format, a root of a difference, weights near the end of "
+        "their format",
+        number=sample.num_undone,
         threshold=0,
     )
 
@@ -208,6 +223,8 @@ DETECTORS: Mapping[str, Detector] = MappingProxyType(
                      reactions=_ALL, ladder="non_finite"),
             Detector(name="non_finite_gradient", watches="without loss scaling every gradient is finite",
                      judge=_bad_gradient, reactions=_ALL, ladder="non_finite"),
+            Detector(name="non_finite_update", watches="updates are finite where that is not proven", judge=_broken_update,
+                     reactions=_ALL),
             Detector(name="loss_scale_collapse", watches="the loss scale finds a value at which steps are taken",
                      judge=_collapse, reactions=_ALL[1:]),
             Detector(name="skipped_steps", watches="the fraction of skipped steps", judge=_skipped, reactions=_ALL),

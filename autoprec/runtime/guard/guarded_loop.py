@@ -24,8 +24,8 @@ from autoprec.runtime.guard.responder import Responder
 from autoprec.runtime.guard.sample import Finding, Sample
 from autoprec.runtime.guard.sampling import local_numbers, merged, minimum_scale
 from autoprec.runtime.guard.snapshot import Snapshots
+from autoprec.runtime.guard.update_watch import UpdateWatch, Watched
 from autoprec.runtime.guard.window import Window
-from autoprec.runtime.loss_scale import is_fused
 from autoprec.runtime.step import Scheduler, StepOutcome
 
 
@@ -59,6 +59,8 @@ class Guard:
         self._is_replicated: bool | None = False if ranks.is_alone else None
         self._saved_scale: float | None = None
         self._broken_layer = ""
+        self._updates = UpdateWatch(run.precision, run.optimizers, ranks)
+        self._told_watched: set[str] = set()
         self._responder = Responder(
             run,
             self._progress,
@@ -94,7 +96,7 @@ class Guard:
         scheduler: Scheduler | None = None,
         optimizers: Sequence[torch.optim.Optimizer] | None = None,
     ) -> GuardOutcome:
-        """Step as `precision.step` does, unless gradients or loss are not finite; then look, and react.
+        """Step as `precision.step` does, unless gradients, loss or updates are not finite; then look, and react.
 
         `loss` is that of the step, of micro-batches any one or their mean. `optimizers` are those to step now, all if
         None.
@@ -109,19 +111,25 @@ class Guard:
         look, movement = (self._look(), Movement(precision, chosen)) if is_due else (GradientLook(), None)
         is_long = self._window.in_row + 1 >= self.limits.patience
         self._broken_layer = broken_layer(precision) if is_long else ""
+        watched = self._updates.watched(chosen)
+        self._tell_watched(watched)
         outcome = precision.step(
             *chosen,
             max_norm=max_norm,
             scheduler=scheduler,
             skip_non_finite=True,
             loss=value if self._ranks.is_alone else None,  # of several ranks, gradients decide: all have the same
+            undo=self._updates.keep(chosen, watched).undo_if_broken if watched else None,
         )
         stepped = self._window.note(value, outcome)
         self._progress.position += 1
         if stepped is False:
             self._skipped(value, batch, outcome)
         if is_due and not self._responder.has_reacted:
+            self._updates.forget_weights()
             self._sample(look, movement if stepped else None, batch)
+        if self._responder.has_reacted:
+            self._updates.forget()
         return GuardOutcome(
             step=self.num_steps,
             outcome=outcome,
@@ -140,7 +148,7 @@ class Guard:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs of the guard; good states that it keeps are not in it."""
-        self._window.settle(known=self._knows_at_once())
+        self._window.settle()
         return {
             "schema": SCHEMA,
             "policy_hash": self._base_hash,
@@ -206,6 +214,23 @@ class Guard:
                 )
             )
 
+    def _tell_watched(self, watched: Sequence[Watched]) -> None:
+        """Say once of each group that is watched why it is, in one event."""
+        told = {str(each): each for each in watched if each.place not in self._told_watched}
+        if told:
+            self._told_watched |= {each.place for each in told.values()}
+            self._responder.send(
+                GuardEvent(
+                    step=self.num_steps,
+                    detector="non_finite_update",
+                    reaction="info",
+                    message=f"updates are watched of {'; '.join(told)}",
+                    advice="each step keeps a copy of weights and optimizer state, and looks at the weights after it "
+                    "(docs/guard.md; said once)",
+                    rank=self._ranks.rank,
+                )
+            )
+
     def _look(self) -> GradientLook:
         """Look at the gradients as the backward pass left them; those that were unscaled by hand are scaled again."""
         precision = self._run.precision
@@ -221,7 +246,15 @@ class Guard:
         is_grave = in_row >= self.limits.patience
         if is_grave:  # the same on all ranks, as their gradients are; their losses are not
             is_bad = any(row["bad"] for row in self._ranks.gathered({"bad": float(is_bad)}))
-        if scaled and not is_bad:
+        if outcome.undone is not None:
+            sample = Sample(
+                position=self.position,
+                skipped_in_row=in_row,
+                undone_parameter=outcome.undone.parameter,
+                num_undone=outcome.undone.num_elements,
+            )
+            finding = DETECTORS["non_finite_update"].judge(sample, self._known, self.limits)
+        elif scaled and not is_bad:
             sample = Sample(
                 position=self.position,
                 skipped_in_row=in_row,
@@ -235,11 +268,11 @@ class Guard:
         if finding is not None and is_grave:
             self._responder.react(finding, batch, self._broken_layer, warned=True)
         elif finding is not None:
-            self._responder.warn(finding, "; the step was skipped")
+            self._responder.warn(finding, "" if outcome.undone is not None else "; the step was skipped")
 
     def _sample(self, look: GradientLook, movement: Movement | None, batch: Any) -> None:
         """Judge what was seen since the last sample, on all ranks alike, and react until something was changed."""
-        self._window.settle(known=self._knows_at_once())
+        self._window.settle()
         numbers, names = local_numbers(
             self._run.precision, self._window, look, movement, replicated=bool(self._is_replicated)
         )
@@ -261,9 +294,6 @@ class Guard:
         since = self.position - (self._progress.last_snapshot or 0)
         is_due = self._snapshot_every is not None and since >= self._snapshot_every
         return is_due and self._ladder.is_calm(self.num_steps)
-
-    def _knows_at_once(self) -> bool:
-        return not any(map(is_fused, self._run.optimizers))
 
     def _check(self, loss: object, chosen: Sequence[torch.optim.Optimizer]) -> None:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:

@@ -58,6 +58,9 @@ class Run:
         """Return where the fault is. A batch that is given is run again, kernel by kernel, unless a site is known."""
         if finding.detector == "frozen_weights":
             return Place(kind="parameter", name=finding.site)
+        if finding.detector == "non_finite_update":  # what is stored low has a wider format to go to; else it is state
+            is_low = finding.site in self.precision.storage.names
+            return Place(kind="parameter" if is_low else "state", name=finding.site)
         if finding.detector in ("flush", "overflow"):
             return Place(kind="layer", name=finding.site)
         if finding.detector not in ("non_finite_loss", "non_finite_gradient", "loss_scale_collapse", "skipped_steps"):

@@ -10,7 +10,8 @@ class Sample:
 
     `position` counts the steps of training: restoring goes back in it. `lowest_loss` is the least mean of a sample so
     far, `saved_scale` the loss scale of the checkpoint that was just loaded. `num_bad_losses` and `num_bad_steps` count
-    losses, and steps, that were not finite and are not told of yet.
+    losses, and steps, that were not finite and are not told of yet. `undone_parameter` is one whose
+    update was just taken back, for `num_undone` elements of it that were not finite.
     """
 
     position: int
@@ -36,6 +37,8 @@ class Sample:
     frozen_frac: float = 0.0
     frozen_parameter: str = ""
     broken_parameter: str = ""
+    undone_parameter: str = ""
+    num_undone: int = 0
     odd_rank: int | None = None
     odd_what: str = ""
 

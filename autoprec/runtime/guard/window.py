@@ -22,33 +22,35 @@ class Window:
         self.num_untold = 0
         self.losses: list[float] = []
         self._skipped: deque[bool] = deque(maxlen=length)
-        self._unread: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._unread: list[tuple[torch.Tensor, torch.Tensor | None, bool]] = []  # the last: counted already
 
     def note(self, loss: torch.Tensor, outcome: StepOutcome) -> bool | None:
         """Note a step, and return whether it was taken; None where only the device knows yet."""
         on_host = loss.device.type == "cpu"
         found = outcome.found_inf
         if not on_host or not (outcome.is_known or found is None or found.device.type == "cpu"):
-            self._unread.append((loss, found))
+            self._unread.append((loss, found, outcome.is_known))
             if not outcome.is_known:
                 return None
             return self._count(stepped=outcome.stepped)
         self.losses.append(float(loss))
         return self._count(stepped=outcome.stepped)
 
-    def settle(self, *, known: bool) -> None:
-        """Read what is held as tensors, all at once; `known` says that outcomes were counted when they came."""
+    def settle(self) -> None:
+        """Read what is held as tensors, all at once, and count the steps whose outcome was not known when they came."""
         if not self._unread:
             return
         home = self._unread[0][0].device
         zero = torch.zeros((), device=home)
-        flat = [each for pair in self._unread for each in (pair[0].float().to(home), _on(pair[1], home, zero))]
+        flat = [each for loss, found, _ in self._unread for each in (loss.float().to(home), _on(found, home, zero))]
         numbers = torch.stack(flat).tolist()
+        is_counted = [counted for _, _, counted in self._unread]
         self._unread.clear()
         self.losses += numbers[::2]
-        for found in () if known else numbers[1::2]:
-            self.num_untold += bool(found)
-            self._count(stepped=not found)
+        for found, counted in zip(numbers[1::2], is_counted, strict=True):
+            if not counted:
+                self.num_untold += bool(found)
+                self._count(stepped=not found)
 
     @property
     def skipped_frac(self) -> float:
