@@ -49,16 +49,16 @@ def non_finite(
     return found
 
 
-def _norm(gradients: Sequence[Any], *, is_plain: bool) -> torch.Tensor:
+def _norm(gradients: list[Any], *, is_plain: bool) -> torch.Tensor:
     """Return the sum of the norms of all gradients in FP32, by device and dtype in one kernel where torch has one.
 
     A norm reads what torch's other reductions read, and is as fast as the fastest of them; what is left of this pass
     beside that is Python, so that gradients of one kind, the usual case, take the shortest way.
     """
     first = gradients[0]
-    if is_plain and not any(each.is_sparse for each in gradients):
-        if all(each.dtype == first.dtype and each.device == first.device for each in gradients):
-            return _norm_of_one_kind(gradients, first.dtype)
+    is_dense = is_plain and not any(each.is_sparse for each in gradients)
+    if is_dense and all(each.dtype == first.dtype and each.device == first.device for each in gradients):
+        return _norm_of_one_kind(gradients, first.dtype)
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for gradient in gradients:
         values: Any = gradient.to_local() if hasattr(gradient, "to_local") else gradient
@@ -69,6 +69,6 @@ def _norm(gradients: Sequence[Any], *, is_plain: bool) -> torch.Tensor:
     return torch.stack([each.to(norms[0].device, non_blocking=True) for each in norms]).sum()
 
 
-def _norm_of_one_kind(gradients: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def _norm_of_one_kind(gradients: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     wide = torch.float32 if dtype.itemsize == 2 else None
     return torch.stack(torch._foreach_norm(gradients, 2, dtype=wide)).sum().float()

@@ -1,7 +1,7 @@
 """Loss scaling on `torch.amp.GradScaler`, with the bounds a policy sets and an eye on the order of calls."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
@@ -123,7 +123,7 @@ class BoundedGradScaler(torch.amp.GradScaler):
         self._count(found)
         return found
 
-    def _count(self, found: dict[torch.device, torch.Tensor]) -> None:
+    def _count(self, found: Mapping[Any, torch.Tensor]) -> None:
         if self._counted is not None:
             for device, each in found.items():
                 each.copy_(torch.maximum(each, self._counted.to(device, non_blocking=True)))

@@ -1,5 +1,6 @@
 """A guard on two gloo ranks: all decide alike, whatever only one of them sees."""
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -161,3 +162,55 @@ def test_a_shard_that_is_not_finite_stops_the_step_of_all(ranks):
     ours, theirs = ranks.run(sharded)
     assert (ours["stepped"], theirs["stepped"]) == (False, False)
     assert ours["findings"] == theirs["findings"] == [("non_finite_gradient", "warn")]
+
+
+def update_of_one(rank: int, bad: int) -> dict[str, Any]:
+    """Adam without eps on two ranks, of which one alone ends with a weight that is not finite."""
+    loop = loop_of(policy_of("fp32"), kind=functools.partial(torch.optim.Adam, eps=0.0)).train(2)
+    step = loop.optimizer.step
+
+    def broken_step(*args: Any, **kwargs: Any) -> Any:
+        result = step(*args, **kwargs)
+        if rank == bad:
+            with torch.no_grad():
+                loop.model[3].bias.fill_(torch.inf)
+        return result
+
+    loop.optimizer.step = broken_step  # type: ignore[method-assign]
+    loop.step(batch_at(2))
+    loop.optimizer.step = step  # type: ignore[method-assign]
+    loop.step(batch_at(3))
+    return facts(loop)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_an_update_that_is_not_finite_on_one_rank_is_undone_on_all(ranks, bad):
+    ours, theirs = ranks.run(update_of_one, bad)
+    assert ours["stepped"] == theirs["stepped"] == [True, True, False, True]
+    assert ours["weights"] == theirs["weights"]
+    assert [each for each in ours["findings"] if each[0] != "guard"] == [("non_finite_update", "warn")]
+    assert (ours, theirs)[bad]["sites"][-1] == "3.bias"
+    assert (ours, theirs)[1 - bad]["sites"][-1] == "a parameter of another rank"
+
+
+def sharded_update(rank: int) -> dict[str, Any]:
+    """Adam without eps steps on shards, of which that of rank 1 has nothing but zeros to divide by zeros."""
+    from torch.distributed.fsdp import fully_shard
+
+    loop = Loop(policy_of("bf16"), kind=functools.partial(torch.optim.Adam, eps=0.0), reactions=["warn"])
+    for part in (loop.model[0], loop.model[3], loop.model):
+        fully_shard(part)
+    loop.optimizer.param_groups[0]["params"] = list(loop.model.parameters())
+    before = [each.to_local().clone() for each in loop.model.parameters()]
+    loss = loss_of(loop.model, batch_at(0))
+    loop.precision.backward(loss)
+    for each in loop.model.parameters():
+        each.grad.to_local().fill_(float(rank == 0))
+    outcome = loop.guard.step(loss)
+    same = all(torch.equal(one, two.to_local()) for one, two in zip(before, loop.model.parameters(), strict=True))
+    return {"stepped": outcome.stepped, "findings": loop.findings, "same": same, "state": len(loop.optimizer.state)}
+
+
+def test_a_shard_whose_update_is_not_finite_undoes_the_step_of_all(ranks):
+    ours, theirs = ranks.run(sharded_update)
+    assert ours == theirs == {"stepped": False, "findings": [("non_finite_update", "warn")], "same": True, "state": 0}

@@ -19,20 +19,19 @@ import torch
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from autoprec.runtime.finite import GRADIENT_LIMIT
+from autoprec.runtime.guard import remembered
+from autoprec.runtime.guard.remembered import FLUSHED, State
 from autoprec.runtime.stored import stored
 
 # Weights of optimizers that square gradients: with weight decay up to 1, (2**60 + 2**62)**2 is still an FP32 number.
 _SQUARED = 2.0**62
 _PLAIN = 2.0**80
-# Below the smallest normal number, 2**-126, squares lose their digits, or are flushed: v lacks up to 2**-125 a step. A
-# first moment that has v's square root for a bound has it up to this: 2 * sqrt(2**-125) / (1 - beta1), beta1 < 1 - 2**-10
-_FLUSHED = 2.0**-51
-_SLOWEST = 1.0 - 2.0**-10
+_SLOWEST = 1.0 - 2.0**-10  # the beta1 that `FLUSHED` is for
 # What the products and quotients of one update round up to in bf16: ten times (1 + 2**-9)
 _ROUNDED = 1.02
 
-State = Mapping[str, torch.Tensor]
 Group = Mapping[str, Any]
+Numbers = Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,10 +42,10 @@ class Row:
     keep. `measured` is the same number of a state as it is; not a number for a state that no steps have made.
     """
 
-    fault: Callable[[Group, float], str]
-    memory: Callable[[Group, float], float]
+    fault: Callable[[Numbers, float], str]
+    memory: Callable[[Numbers, float], float]
     measured: Callable[[State], torch.Tensor]
-    furthest: Callable[[Group, float, float], float]
+    furthest: Callable[[Numbers, float, float], float]
     weights: float = _SQUARED
 
 
@@ -66,7 +65,9 @@ def unproven(optimizer: Optimizer, group: Group) -> str:
         return f"nothing is proven about the updates of {type(optimizer).__name__}"
     for name in ("capturable", "differentiable"):
         if group.get(name):
-            return f"{name}=True computes the update in another way, which is not proven (0 / 0 at a learning rate of 0)"
+            return (
+                f"{name}=True computes the update in another way, which is not proven (0 / 0 at a learning rate of 0)"
+            )
     unit = unit_of(group)
     if unit is None:
         return "it steps on weights in another format than FP32 and bf16, and what has less range overflows sooner"
@@ -99,7 +100,7 @@ def unit_of(group: Group) -> float | None:
     return max((units[each] for each in formats), default=2.0**-24) if formats <= units.keys() else None
 
 
-def _numbers(group: Group) -> dict[str, Any]:
+def _numbers(group: Group) -> Numbers:
     """Return the hyperparameters as numbers; a learning rate on a GPU is waited for, and its caller asks rarely."""
     found = {name: value for name, value in group.items() if name != "params" and _is_number(value)}
     betas = group.get("betas", ())
@@ -119,8 +120,8 @@ def _local(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 # Faults: settings for which the proofs below do not hold.
 
 
-def _no_decay_fault(group: Group) -> str:
-    decay, rate = group.get("weight_decay", 0.0), group["lr"]
+def _no_decay_fault(numbers: Numbers) -> str:
+    decay, rate = numbers.get("weight_decay", 0.0), numbers["lr"]
     if not 0 <= decay <= 1:
         return f"weight_decay is {decay:g}, and proven are 0 to 1"
     if abs(rate * decay) > 1:
@@ -128,195 +129,154 @@ def _no_decay_fault(group: Group) -> str:
     return ""
 
 
-def _adaptive_fault(group: Group) -> str:
-    eps = group["eps"]
+def _adaptive_fault(numbers: Numbers) -> str:
+    eps = numbers["eps"]
     if not eps >= 2.0**-100:  # in FP32 less may be flushed to 0
         return f"eps is {eps:g}: where every gradient so far is 0, or its square, the update is 0 / 0"
-    return _no_decay_fault(group)
+    return _no_decay_fault(numbers)
 
 
-def _adam_fault(group: Group, unit: float) -> str:
-    first, second = _moments(group, unit)
-    if not (0 <= first < _SLOWEST and 0 < group["beta2"] < 1 - 2.0**-20 and first**2 < second):
+def _adam_fault(numbers: Numbers, unit: float) -> str:
+    first, second = _moments(numbers, unit)
+    if not (0 <= first < _SLOWEST and 0 < numbers["beta2"] < 1 - 2.0**-20 and first**2 < second):
         return (
-            f"betas are ({group['beta1']:g}, {group['beta2']:g}): proven are beta1 below 1 - 2**-10 and beta1**2 below "
-            "beta2, or else the first moment outlives the second"
+            f"betas are ({numbers['beta1']:g}, {numbers['beta2']:g}): proven are beta1 below 1 - 2**-10 and beta1**2 "
+            "below beta2, or else the first moment outlives the second"
         )
-    return _adaptive_fault(group)
+    return _adaptive_fault(numbers)
 
 
-def _nadam_fault(group: Group, unit: float) -> str:
-    if group["momentum_decay"] < 0:
-        return f"momentum_decay is {group['momentum_decay']:g}, and below 0 its products may reach 1"
-    return _adam_fault(group, unit)
+def _nadam_fault(numbers: Numbers, unit: float) -> str:
+    if numbers["momentum_decay"] < 0:
+        return f"momentum_decay is {numbers['momentum_decay']:g}, and below 0 its products may reach 1"
+    return _adam_fault(numbers, unit)
 
 
-def _adamax_fault(group: Group, unit: float) -> str:
-    first, second = _moments(group, unit)
-    if not (0 <= first < _SLOWEST and first < second and group["beta2"] < 1):
+def _adamax_fault(numbers: Numbers, unit: float) -> str:
+    first, second = _moments(numbers, unit)
+    if not (0 <= first < _SLOWEST and first < second and numbers["beta2"] < 1):
         return (
-            f"betas are ({group['beta1']:g}, {group['beta2']:g}): proven are beta1 below 1 - 2**-10 and below beta2, or "
-            "else the first moment outlives the largest gradient"
+            f"betas are ({numbers['beta1']:g}, {numbers['beta2']:g}): proven are beta1 below 1 - 2**-10 and below "
+            "beta2, or else the first moment outlives the largest gradient"
         )
-    return _adaptive_fault(group)
+    return _adaptive_fault(numbers)
 
 
-def _adagrad_fault(group: Group, unit: float) -> str:  # noqa: ARG001 one signature for all rows
-    if group["lr_decay"] < 0:
-        return f"lr_decay is {group['lr_decay']:g}, and 1 + (step - 1) * lr_decay may be 0"
-    return _adaptive_fault(group)
+def _adagrad_fault(numbers: Numbers, unit: float) -> str:  # noqa: ARG001 one signature for all rows
+    if numbers["lr_decay"] < 0:
+        return f"lr_decay is {numbers['lr_decay']:g}, and 1 + (step - 1) * lr_decay may be 0"
+    return _adaptive_fault(numbers)
 
 
-def _rmsprop_fault(group: Group, unit: float) -> str:
-    if group.get("centered"):
+def _rmsprop_fault(numbers: Numbers, unit: float) -> str:
+    if numbers.get("centered"):
         return "centered=True takes the root of a difference, which rounding can make negative"
-    if not 0 < group["alpha"] < 1 - 2.0**-20:
-        return f"alpha is {group['alpha']:g}, and proven are 0 to 1 - 2**-20"
-    return _momentum_fault(group, unit) or _adaptive_fault(group)
+    if not 0 < numbers["alpha"] < 1 - 2.0**-20:
+        return f"alpha is {numbers['alpha']:g}, and proven are 0 to 1 - 2**-20"
+    return _momentum_fault(numbers, unit) or _adaptive_fault(numbers)
 
 
-def _sgd_fault(group: Group, unit: float) -> str:
-    return _momentum_fault(group, unit) or _no_decay_fault(group)
+def _sgd_fault(numbers: Numbers, unit: float) -> str:
+    return _momentum_fault(numbers, unit) or _no_decay_fault(numbers)
 
 
-def _momentum_fault(group: Group, unit: float) -> str:
-    if not 0 <= group["momentum"] * (1 + 4 * unit) < _SLOWEST:
-        return f"momentum is {group['momentum']:g}, and what it sums has no bound from about 1 on"
+def _momentum_fault(numbers: Numbers, unit: float) -> str:
+    if not 0 <= numbers["momentum"] * (1 + 4 * unit) < _SLOWEST:
+        return f"momentum is {numbers['momentum']:g}, and what it sums has no bound from about 1 on"
     return ""
 
 
 # Bounds. A product or sum of torch's rounds once; (1 + 4 unit) covers the few that a moment takes in a step.
 
 
-def _moments(group: Group, unit: float) -> tuple[float, float]:
+def _moments(numbers: Numbers, unit: float) -> tuple[float, float]:
     """Return beta1 as large, and beta2 as small, as rounding can make them."""
-    return group["beta1"] * (1 + 4 * unit), group["beta2"] * (1 - 4 * unit)
+    return numbers["beta1"] * (1 + 4 * unit), numbers["beta2"] * (1 - 4 * unit)
 
 
-def _adam_memory(group: Group, unit: float) -> float:
+def _adam_memory(numbers: Numbers, unit: float) -> float:
     """Return K with |m| <= K (sqrt(v) + flushed) after every step, if it was so before.
 
     |b1 m + (1 - b1) g| <= b1 K sqrt(v) + (1 - b1) |g| <= sqrt(b2 v + (1 - b2) g**2) sqrt(b1**2 K**2 / b2 +
     (1 - b1)**2 / (1 - b2)) by Cauchy and Schwarz; the last root is K where K**2 = (1 - b1)**2 / ((1 - b2)
     (1 - b1**2 / b2)). Kingma and Ba (2015), section 2.1, have (1 - b1) / sqrt(1 - b2) for one gradient among zeros.
     """
-    first, second = _moments(group, unit)
-    one, other = (1 - group["beta1"]) * (1 + 4 * unit), (1 - group["beta2"]) * (1 - 4 * unit)
+    first, second = _moments(numbers, unit)
+    one, other = (1 - numbers["beta1"]) * (1 + 4 * unit), (1 - numbers["beta2"]) * (1 - 4 * unit)
     return one / math.sqrt(other * (1 - first**2 / second))
 
 
-def _adam_furthest(group: Group, unit: float, memory: float) -> float:  # noqa: ARG001
+def _adam_furthest(numbers: Numbers, unit: float, memory: float) -> float:  # noqa: ARG001
     """Return lr / (1 - b1) * |m| / (sqrt(v) + eps) at most; both bias corrections are fractions."""
-    return abs(group["lr"]) / (1 - group["beta1"]) * memory * (1 + _FLUSHED / group["eps"])
+    return abs(numbers["lr"]) / (1 - numbers["beta1"]) * memory * (1 + FLUSHED / numbers["eps"])
 
 
-def _nadam_furthest(group: Group, unit: float, memory: float) -> float:
+def _nadam_furthest(numbers: Numbers, unit: float, memory: float) -> float:
     """Return that of Adam, and of the last gradient: |g| <= sqrt(v / (1 - b2)). Products of mu are below b1."""
-    last = 1 / math.sqrt((1 - group["beta2"]) * (1 - 4 * unit))
-    return _adam_furthest(group, unit, memory + last)
+    last = 1 / math.sqrt((1 - numbers["beta2"]) * (1 - 4 * unit))
+    return _adam_furthest(numbers, unit, memory + last)
 
 
-def _radam_furthest(group: Group, unit: float, memory: float) -> float:
+def _radam_furthest(numbers: Numbers, unit: float, memory: float) -> float:
     """Return that of Adam, or lr m / (1 - b1) of its first steps, which divide by nothing. Rectifying is below 1."""
-    first_steps = abs(group["lr"]) / (1 - group["beta1"]) * 2 * _gradient(group, _SQUARED)
-    return max(_adam_furthest(group, unit, memory), first_steps)
+    first_steps = abs(numbers["lr"]) / (1 - numbers["beta1"]) * 2 * _gradient(numbers, _SQUARED)
+    return max(_adam_furthest(numbers, unit, memory), first_steps)
 
 
-def _adamax_memory(group: Group, unit: float) -> float:
+def _adamax_memory(numbers: Numbers, unit: float) -> float:
     """Return K with |m| <= K u: b1 K u + (1 - b1) |g| <= u' (b1 K / b2 + 1 - b1), as u' is at least b2 u and |g|."""
-    first, second = _moments(group, unit)
-    return (1 - group["beta1"]) * (1 + 4 * unit) / (1 - first / second)
+    first, second = _moments(numbers, unit)
+    return (1 - numbers["beta1"]) * (1 + 4 * unit) / (1 - first / second)
 
 
-def _adamax_furthest(group: Group, unit: float, memory: float) -> float:  # noqa: ARG001
-    return abs(group["lr"]) / (1 - group["beta1"]) * memory
+def _adamax_furthest(numbers: Numbers, unit: float, memory: float) -> float:  # noqa: ARG001
+    return abs(numbers["lr"]) / (1 - numbers["beta1"]) * memory
 
 
-def _nothing(group: Group, unit: float) -> float:  # noqa: ARG001
+def _nothing(numbers: Numbers, unit: float) -> float:  # noqa: ARG001
     return 0.0
 
 
-def _adagrad_furthest(group: Group, unit: float, memory: float) -> float:  # noqa: ARG001
+def _adagrad_furthest(numbers: Numbers, unit: float, memory: float) -> float:  # noqa: ARG001
     """Return lr |g| / (sqrt(sum) + eps) at most: the sum has the square of the last gradient in it."""
-    return abs(group["lr"]) * (1 + 4 * unit) * (1 + _FLUSHED / group["eps"])
+    return abs(numbers["lr"]) * (1 + 4 * unit) * (1 + FLUSHED / numbers["eps"])
 
 
-def _rmsprop_memory(group: Group, unit: float) -> float:
+def _rmsprop_memory(numbers: Numbers, unit: float) -> float:
     """Return what |g| / (sqrt(v) + eps) <= 1 / sqrt(1 - alpha) sums up to under momentum."""
-    last = 1 / math.sqrt((1 - group["alpha"]) * (1 - 4 * unit)) * (1 + _FLUSHED / group["eps"])
-    return last / (1 - group["momentum"] * (1 + 4 * unit))
+    last = 1 / math.sqrt((1 - numbers["alpha"]) * (1 - 4 * unit)) * (1 + FLUSHED / numbers["eps"])
+    return last / (1 - numbers["momentum"] * (1 + 4 * unit))
 
 
-def _rmsprop_furthest(group: Group, unit: float, memory: float) -> float:  # noqa: ARG001
-    return abs(group["lr"]) * memory
+def _rmsprop_furthest(numbers: Numbers, unit: float, memory: float) -> float:  # noqa: ARG001
+    return abs(numbers["lr"]) * memory
 
 
-def _sgd_memory(group: Group, unit: float) -> float:
+def _sgd_memory(numbers: Numbers, unit: float) -> float:
     """Return the momentum that gradients at their limit, and weights at theirs, sum up to."""
-    fresh = max(1.0, abs(1 - group["dampening"])) * _gradient(group, _PLAIN)
-    return fresh / (1 - group["momentum"] * (1 + 4 * unit))
+    fresh = max(1.0, abs(1 - numbers["dampening"])) * _gradient(numbers, _PLAIN)
+    return fresh / (1 - numbers["momentum"] * (1 + 4 * unit))
 
 
-def _sgd_furthest(group: Group, unit: float, memory: float) -> float:  # noqa: ARG001
-    return abs(group["lr"]) * (_gradient(group, _PLAIN) + memory)
+def _sgd_furthest(numbers: Numbers, unit: float, memory: float) -> float:  # noqa: ARG001
+    return abs(numbers["lr"]) * (_gradient(numbers, _PLAIN) + memory)
 
 
-def _gradient(group: Group, weights: float) -> float:
-    return GRADIENT_LIMIT + group.get("weight_decay", 0.0) * weights
-
-
-# States as they are.
-
-
-def _adam_measured(state: State) -> torch.Tensor:
-    ratio = state["exp_avg"].abs() / (state["exp_avg_sq"].sqrt() + _FLUSHED)
-    return _largest(ratio) + 0 * _root_of_finite(state, "max_exp_avg_sq")
-
-
-def _nadam_measured(state: State) -> torch.Tensor:
-    product = state["mu_product"]
-    return _adam_measured(state) + 0 * (product.sqrt() + (1 - product).sqrt()).to(state["exp_avg"].device)
-
-
-def _adamax_measured(state: State) -> torch.Tensor:
-    return _largest(torch.where(state["exp_inf"] > 0, state["exp_avg"].abs() / state["exp_inf"], torch.nan))
-
-
-def _adagrad_measured(state: State) -> torch.Tensor:
-    return 0 * _root_of_finite(state, "sum")
-
-
-def _rmsprop_measured(state: State) -> torch.Tensor:
-    buffer = state.get("momentum_buffer", state["square_avg"][:0])
-    return _largest(buffer.abs()) + 0 * _root_of_finite(state, "square_avg")
-
-
-def _sgd_measured(state: State) -> torch.Tensor:
-    buffer = state.get("momentum_buffer")
-    return torch.zeros(()) if buffer is None else _largest(buffer.abs())
-
-
-def _root_of_finite(state: State, name: str) -> torch.Tensor:
-    """Return the root of the sum of a state, which is no number if an element is below 0 or none; 0 without it."""
-    value = state.get(name)
-    return torch.zeros(()) if value is None or not value.numel() else value.sqrt().mean(dtype=torch.float64)
-
-
-def _largest(values: torch.Tensor) -> torch.Tensor:
-    return values.max().float() if values.numel() else values.sum().float()
+def _gradient(numbers: Numbers, weights: float) -> float:
+    return GRADIENT_LIMIT + numbers.get("weight_decay", 0.0) * weights
 
 
 ROWS: Mapping[type[Optimizer], Row] = MappingProxyType(
     {
-        Adam: Row(fault=_adam_fault, memory=_adam_memory, measured=_adam_measured, furthest=_adam_furthest),
-        AdamW: Row(fault=_adam_fault, memory=_adam_memory, measured=_adam_measured, furthest=_adam_furthest),
-        NAdam: Row(fault=_nadam_fault, memory=_adam_memory, measured=_nadam_measured, furthest=_nadam_furthest),
-        RAdam: Row(fault=_adam_fault, memory=_adam_memory, measured=_adam_measured, furthest=_radam_furthest),
-        Adamax: Row(fault=_adamax_fault, memory=_adamax_memory, measured=_adamax_measured, furthest=_adamax_furthest),
-        Adagrad: Row(fault=_adagrad_fault, memory=_nothing, measured=_adagrad_measured, furthest=_adagrad_furthest),
+        Adam: Row(fault=_adam_fault, memory=_adam_memory, measured=remembered.adam, furthest=_adam_furthest),
+        AdamW: Row(fault=_adam_fault, memory=_adam_memory, measured=remembered.adam, furthest=_adam_furthest),
+        NAdam: Row(fault=_nadam_fault, memory=_adam_memory, measured=remembered.nadam, furthest=_nadam_furthest),
+        RAdam: Row(fault=_adam_fault, memory=_adam_memory, measured=remembered.adam, furthest=_radam_furthest),
+        Adamax: Row(fault=_adamax_fault, memory=_adamax_memory, measured=remembered.adamax, furthest=_adamax_furthest),
+        Adagrad: Row(fault=_adagrad_fault, memory=_nothing, measured=remembered.adagrad, furthest=_adagrad_furthest),
         RMSprop: Row(
-            fault=_rmsprop_fault, memory=_rmsprop_memory, measured=_rmsprop_measured, furthest=_rmsprop_furthest
+            fault=_rmsprop_fault, memory=_rmsprop_memory, measured=remembered.rmsprop, furthest=_rmsprop_furthest
         ),
-        SGD: Row(fault=_sgd_fault, memory=_sgd_memory, measured=_sgd_measured, furthest=_sgd_furthest, weights=_PLAIN),
+        SGD: Row(fault=_sgd_fault, memory=_sgd_memory, measured=remembered.sgd, furthest=_sgd_furthest, weights=_PLAIN),
     }
 )

@@ -1,6 +1,5 @@
 """`Guard`: one step of a guarded training run, with what is looked at and judged around it."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,16 +11,17 @@ from autoprec.runtime.checkpoint import policy_hash
 from autoprec.runtime.guard import detectors
 from autoprec.runtime.guard.calibration import Calibration, calibration_of
 from autoprec.runtime.guard.detectors import DETECTORS
-from autoprec.runtime.guard.events import Events, GuardEvent, Reaction
+from autoprec.runtime.guard.events import Events, Reaction
 from autoprec.runtime.guard.ladder import Ladder
 from autoprec.runtime.guard.limits import GuardLimits
 from autoprec.runtime.guard.looks import GradientLook, Movement, broken_layer, look_at_gradients, narrow_layers
+from autoprec.runtime.guard.notices import WATCHING, drawn, non_finite_step
 from autoprec.runtime.guard.outcome import GuardOutcome
 from autoprec.runtime.guard.progress import SCHEMA, Progress, check_state
 from autoprec.runtime.guard.ranks import Ranks, is_replicated
 from autoprec.runtime.guard.reactions import Run
 from autoprec.runtime.guard.responder import Responder
-from autoprec.runtime.guard.sample import Finding, Sample
+from autoprec.runtime.guard.sample import Sample
 from autoprec.runtime.guard.sampling import local_numbers, merged, minimum_scale
 from autoprec.runtime.guard.snapshot import Snapshots
 from autoprec.runtime.guard.update_watch import UpdateWatch, Watched
@@ -203,33 +203,16 @@ class Guard:
             rows = tuple(row for row in rows if row[0] not in ("flush", "overflow"))
         if rows:
             lacking = "has no calibration" if self._calibration is None else f"is not calibrated for {rows[0][1]}"
-            self._responder.send(
-                GuardEvent(
-                    step=self.num_steps,
-                    detector="guard",
-                    reaction="info",
-                    message=f'policy "{self.policy.name}" {lacking}; these rest: {", ".join(name for name, _ in rows)}',
-                    advice="autoprec tune writes it into the policy (said once)",
-                    rank=self._ranks.rank,
-                )
-            )
+            text = f'policy "{self.policy.name}" {lacking}; these rest: {", ".join(name for name, _ in rows)}'
+            self._responder.inform("guard", text, "autoprec tune writes it into the policy (said once)")
 
     def _tell_watched(self, watched: Sequence[Watched]) -> None:
         """Say once of each group that is watched why it is, in one event."""
-        told = {str(each): each for each in watched if each.place not in self._told_watched}
-        if told:
-            self._told_watched |= {each.place for each in told.values()}
-            self._responder.send(
-                GuardEvent(
-                    step=self.num_steps,
-                    detector="non_finite_update",
-                    reaction="info",
-                    message=f"updates are watched of {'; '.join(told)}",
-                    advice="each step keeps a copy of weights and optimizer state, and looks at the weights after it "
-                    "(docs/guard.md; said once)",
-                    rank=self._ranks.rank,
-                )
-            )
+        news = [each for each in watched if each.place not in self._told_watched]
+        if news:
+            self._told_watched |= {each.place for each in news}
+            text = f"updates are watched of {'; '.join(map(str, news))}"
+            self._responder.inform("non_finite_update", text, WATCHING)
 
     def _look(self) -> GradientLook:
         """Look at the gradients as the backward pass left them; those that were unscaled by hand are scaled again."""
@@ -264,7 +247,9 @@ class Guard:
             )
             finding = DETECTORS["loss_scale_collapse"].judge(sample, self._known, self.limits)
         else:
-            finding = _non_finite(float(loss), in_row, self.limits.patience, is_loss=is_bad, at_hand=batch is not None)
+            finding = non_finite_step(
+                float(loss), in_row, self.limits.patience, is_loss=is_bad, at_hand=batch is not None
+            )
         if finding is not None and is_grave:
             self._responder.react(finding, batch, self._broken_layer, warned=True)
         elif finding is not None:
@@ -281,7 +266,7 @@ class Guard:
         sample = merged(rows, names, self.policy, position=progress.position, lowest_loss=progress.lowest_loss)
         found = detectors.findings(sample, self._known, self.limits)
         self._window.begin()
-        self._responder.draw(_drawn(sample))
+        self._responder.draw(drawn(sample))
         for each in found:
             if self._responder.react(each, batch, self._broken_layer) != "warn":
                 return
@@ -305,31 +290,3 @@ class Guard:
                     f"guard.step: this {type(each).__name__} is none of the optimizers of this guard; give it to "
                     "autoprec.guard as well"
                 )
-
-
-def _non_finite(number: float, in_row: int, patience: int, *, is_loss: bool, at_hand: bool) -> Finding:
-    what = "the loss is" if is_loss else "gradients are"
-    to_do = (
-        "if this batch is sound, keep the site that overflows on it in fp32"
-        if at_hand
-        else "look at this batch; guard.step(loss, batch=batch) with guard(..., loss=...) has the site named"
-    )
-    return Finding(
-        detector="non_finite_loss" if is_loss else "non_finite_gradient",
-        message=f"{what} not finite, {in_row} steps in a row" if in_row > 1 else f"{what} not finite",
-        advice=to_do,
-        number=number if is_loss else in_row,
-        threshold=patience,
-    )
-
-
-def _drawn(sample: Sample) -> tuple[tuple[str, float], ...]:
-    numbers = (
-        ("loss", sample.loss_mean),
-        ("loss_scale", sample.loss_scale),
-        ("skipped_frac", sample.skipped_frac),
-        ("flush_frac", sample.flush_frac),
-        ("overflow_frac", sample.overflow_frac),
-        ("frozen_frac", sample.frozen_frac),
-    )
-    return tuple((name, number) for name, number in numbers if number is not None and math.isfinite(number))

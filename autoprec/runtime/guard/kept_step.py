@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from autoprec.runtime.guard.tensor_copies import copy_of
 from autoprec.runtime.precision import Precision
 from autoprec.runtime.scaled_gradients import parameters_of
 from autoprec.runtime.step import Undone
@@ -26,11 +27,12 @@ class KeptStep:
         suspects: Sequence[torch.Tensor],
         agree: Callable[[bool], bool],
     ) -> None:
-        self._precision, self._optimizers, self._suspects, self._agree = precision, optimizers, suspects, agree
+        self._precision, self._optimizers = precision, optimizers
+        self._suspects, self._agree = dict.fromkeys(suspects), agree
         parameters = dict.fromkeys(each for optimizer in optimizers for each in parameters_of(optimizer))
-        self._parameters = [(each, each.detach().clone()) for each in parameters]
+        self._parameters = [(each, copy_of(each)) for each in parameters]
         self._masters = [
-            (record, None if record.master is None else record.master.detach().clone())
+            (record, None if record.master is None else copy_of(record.master))
             for each in parameters
             if (record := stored(each)) is not None
         ]
@@ -53,32 +55,22 @@ class KeptStep:
         return found or Undone(parameter="a parameter of another rank", num_elements=0)
 
     def _broken(self) -> Undone | None:
-        states: list[tuple[torch.Tensor, torch.Tensor]] = []
-        owners: list[torch.Tensor] = []
+        pairs = [(each, each, kept) for each, kept in self._parameters if each in self._suspects]
         for optimizer, before in zip(self._optimizers, self._states, strict=True):
             for parameter in self._suspects:
-                kept = before.get(parameter)
-                now = optimizer.state.get(parameter) if kept is not None else None
-                if now is not None and kept is not None:
-                    pairs = [
-                        (value, kept[name]) for name, value in now.items() if _is_real(value) and _is_real(kept.get(name))
-                    ]
-                    states += pairs
-                    owners += [parameter] * len(pairs)
-        values = [*self._suspects, *(value for value, _ in states)]
-        if _all_finite(values):
+                now, kept = optimizer.state.get(parameter, {}), before.get(parameter, {})
+                pairs += [(parameter, now[name], kept[name]) for name in kept if _are_real(now.get(name), kept[name])]
+        if _all_finite([now for _, now, _ in pairs]):
             return None
-        for parameter in self._suspects:
-            if number := _num_broken(parameter):
-                return self._named(parameter, number)
-        for parameter, (value, kept) in zip(owners, states, strict=True):
-            if (number := _num_broken(value)) and not _num_broken(kept):
-                return self._named(parameter, number)
+        for parameter, now, kept in pairs:
+            number = int((~torch.isfinite(_local(now)) & torch.isfinite(_local(kept))).sum())
+            if number:
+                return Undone(parameter=self._name_of(parameter), num_elements=number)
         return None
 
-    def _named(self, parameter: torch.Tensor, number: int) -> Undone:
-        names = {each: name for name, each in self._precision.model.named_parameters()}
-        return Undone(parameter=names.get(parameter, "a parameter that is none of the model's"), num_elements=number)  # type: ignore[call-overload]
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        named = self._precision.model.named_parameters()
+        return next((name for name, each in named if each is parameter), "a parameter that is none of the model's")
 
     @torch.no_grad()
     def _undo(self) -> None:
@@ -102,21 +94,21 @@ class KeptStep:
 
 def _copied(value: Any) -> Any:
     """Return `value` with copies of its tensors, in dicts, lists and tuples of their own; the rest as it is."""
-    return pytree.tree_map(lambda each: each.detach().clone() if isinstance(each, torch.Tensor) else each, value)
+    return pytree.tree_map(lambda each: copy_of(each) if isinstance(each, torch.Tensor) else each, value)
 
 
 def _put_back(now: Any, kept: Any) -> Any:
     """Return `kept`, in the tensors that hold its place now where they can: others may hold these as well."""
     if isinstance(kept, Mapping) and isinstance(now, Mapping):
         return {name: _put_back(now.get(name), value) for name, value in kept.items()}
-    if type(now) is torch.Tensor and isinstance(kept, torch.Tensor) and now.shape == kept.shape:
-        if now.dtype == kept.dtype and now.device == kept.device:
-            return now.copy_(kept)
-    return kept
+    if type(now) is not torch.Tensor or type(kept) is not torch.Tensor:
+        return kept
+    is_alike = (now.shape, now.dtype, now.device) == (kept.shape, kept.dtype, kept.device)
+    return now.copy_(kept) if is_alike else kept
 
 
-def _is_real(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
+def _are_real(now: Any, kept: Any) -> bool:
+    return all(isinstance(each, torch.Tensor) and each.is_floating_point() for each in (now, kept))
 
 
 def _local(tensor: Any) -> torch.Tensor:
@@ -133,7 +125,3 @@ def _all_finite(values: Sequence[torch.Tensor]) -> bool:
         return True
     sums = [_local(each).sum(dtype=torch.float32) for each in values]
     return bool(torch.isfinite(torch.stack([each.to(sums[0].device) for each in sums])).all())
-
-
-def _num_broken(value: torch.Tensor) -> int:
-    return int((~torch.isfinite(_local(value))).sum())

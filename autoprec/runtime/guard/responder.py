@@ -96,6 +96,19 @@ class Responder:
             )
         )
 
+    def inform(self, detector: str, message: str, advice: str) -> None:
+        """Report what is no fault."""
+        self.send(
+            GuardEvent(
+                step=self._progress.num_steps,
+                detector=detector,
+                reaction="info",
+                message=message,
+                advice=advice,
+                rank=self._ranks.rank,
+            )
+        )
+
     def send(self, event: GuardEvent) -> None:
         """Report an event."""
         self.events.append(event)

@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autoprec.errors import GuardError, OutputError
+from autoprec.runtime.guard.tensor_copies import copy_of
 from autoprec.runtime.precision import Precision
 from autoprec.runtime.stored import STORED
 
@@ -106,7 +107,7 @@ def restore(
     if precision.scaler.is_enabled() and state["precision"]["scaler"]:
         precision.scaler.load_state_dict(dict(state["precision"]["scaler"]))
     for optimizer, plain in zip(optimizers, state["optimizers"], strict=True):
-        optimizer.load_state_dict(copy.deepcopy(plain))
+        optimizer.load_state_dict(_held(plain))
         optimizer.zero_grad(set_to_none=True)
     if scheduler is not None and state["scheduler"] is not None:
         scheduler.load_state_dict(copy.deepcopy(state["scheduler"]))
@@ -135,16 +136,13 @@ def _put_masters(precision: Precision, masters: Mapping[str, torch.Tensor]) -> N
                 parameter.copy_(master)
 
 
-def _held(state: Mapping[str, Any]) -> Mapping[str, Any]:
+def _held(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of `state` in host memory; what is no tensor is copied too."""
 
     def copied(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            found = leaf.detach()
-            return found.clone() if found.device.type == "cpu" else found.cpu()
-        return copy.deepcopy(leaf)
+        return copy_of(leaf, to_host=True) if isinstance(leaf, torch.Tensor) else copy.deepcopy(leaf)
 
-    held: Mapping[str, Any] = pytree.tree_map(copied, dict(state))
+    held: dict[str, Any] = pytree.tree_map(copied, dict(state))
     return held
 
 

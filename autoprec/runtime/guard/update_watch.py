@@ -109,7 +109,7 @@ class UpdateWatch:
     def keep(self, chosen: Sequence[Optimizer], watched: Sequence[Watched]) -> KeptStep:
         """Return the step of `chosen` that can be undone."""
         suspects = [each for row in watched for each in row.optimizer.param_groups[row.index]["params"]]
-        return KeptStep(self._precision, chosen, list(dict.fromkeys(suspects)), self._agree)
+        return KeptStep(self._precision, chosen, suspects, self._agree)
 
     def _agree(self, is_broken: bool) -> bool:  # noqa: FBT001 one value of a protocol
         return any(row["broken"] for row in self._ranks.gathered({"broken": float(is_broken)}))

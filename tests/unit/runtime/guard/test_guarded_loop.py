@@ -208,6 +208,31 @@ def test_restoring_gives_the_good_state_exactly(name, where, tmp_path):
     assert loop.is_finite
 
 
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_8_bit_state_of_torchao_is_kept_and_restored(where, tmp_path):
+    torch.compiler.set_stance("force_eager")  # torchao compiles its steps, for a minute
+    try:
+        model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 1))
+        with autoprec.apply(model, policy_of("bf16", parameters=Parameters(optimizer_state="8bit"))) as precision:
+            optimizer = precision.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
+            folder = "memory" if where == "memory" else tmp_path / "good"
+            guard = autoprec.guard(model, optimizer, precision, snapshots=folder, every=1, snapshot_every=2)
+            for step in range(5):
+                optimizer.zero_grad()
+                loss = model(torch.ones(2, 64)).square().mean()
+                loss.backward()
+                if step == 4:
+                    with torch.no_grad():
+                        model[0].bias[0] = torch.inf
+                outcome = guard.step(torch.ones(()))
+                if step == 3:
+                    kept = optimizer.state[model[0].weight]["exp_avg"].dequantize()
+            assert outcome.restored_to == 4
+            assert torch.equal(optimizer.state[model[0].weight]["exp_avg"].dequantize(), kept)
+    finally:
+        torch.compiler.set_stance("default")
+
+
 def test_without_snapshots_and_fallback_the_run_is_stopped():
     loop = Loop(policy_of("bf16"), snapshot_every=None).train(3)
     broken(loop)
