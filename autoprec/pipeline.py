@@ -9,7 +9,7 @@ from autoprec.audit.agreement import held_against_former
 from autoprec.audit.audit import run_gates
 from autoprec.audit.audited import Audited
 from autoprec.audit.gates import GATES
-from autoprec.audit.gates.fidelity import FIDELITY
+from autoprec.audit.gates.fidelity import FIDELITY, paired_run
 from autoprec.audit.gates_file import GatesFile, check_names, load_gates
 from autoprec.audit.prepare import audit_record, check_checkpoints, num_seen, unseen_seed
 from autoprec.capture import record, require_reproducible
@@ -195,6 +195,7 @@ def audit(options: AuditOptions, observer: Observer | None = None) -> AuditRecor
 def _audited(options: AuditOptions, file: GatesFile, loaded: LoadedWorkload, device: DeviceInfo) -> Audited:
     """Return what is audited, on batches and a seed that the search has not seen."""
     kind, is_file = str(device.kind), options.policy.exists()
+    is_judged = FIDELITY.name not in file.off and (not options.only or FIDELITY.name in options.only)
     if str(options.policy) in graph_preset_names() and not is_file:
         policy = policy_for(options.policy, kind, record(loaded.workload, device=kind).op_graph)
     else:
@@ -209,8 +210,8 @@ def _audited(options: AuditOptions, file: GatesFile, loaded: LoadedWorkload, dev
         skip=num_seen(policy),
         price_per_hour=options.price_per_hour,
         checkpoints=options.checkpoints,
-        horizon=int(file.thresholds.get(FIDELITY.name, {}).get("horizon", FIDELITY.defaults["horizon"])),
         gates_file=options.gates,
+        **paired_run(file.thresholds.get(FIDELITY.name, {}), is_judged=is_judged),
     )
     check_first_loss(audited.recording)
     require_reproducible(audited.recording, loaded.workload)

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from autoprec.audit.paired import Paired, train_paired
+from autoprec.audit.paired import MARGIN, Paired, train_paired
 from autoprec.audit.runs import Runs
 from autoprec.capture import Recording, record
 from autoprec.errors import AutoprecError, WorkloadError
@@ -25,8 +25,9 @@ class Audited:
 
     `policy_file` is None for a preset, and `rule_lines` are the lines of the file on which its rules stand. `seed` and
     `skip` are chosen so that the search has seen neither the random numbers nor the first `skip` batches.
-    `price_per_hour` is what an hour of the device costs; None: nobody said. `horizon` are the steps of the paired run;
-    `gates_file` is None where every threshold has its default.
+    `price_per_hour` is what an hour of the device costs; None: nobody said. `horizon` are the steps of the paired run, which
+    goes on to `longest` times as many if it cannot tell at `margin`; `gates_file` is None where every threshold has its
+    default.
 
     Properties are made on first use and kept for other gates.
     """
@@ -41,6 +42,8 @@ class Audited:
     price_per_hour: float | None = None
     checkpoints: tuple[Path, ...] = ()
     horizon: int = DEFAULT_HORIZON
+    margin: float = MARGIN
+    longest: int = 1
     gates_file: Path | None = None
     _loaded_batches: dict[int, tuple[tuple[Any, ...], int]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -77,10 +80,18 @@ class Audited:
 
     @cached_property
     def paired(self) -> Paired:
-        """Return FP32 and the policy trained side by side over the horizon, in interleaved rounds."""
+        """Return FP32 and the policy trained side by side over the horizon or longer, in interleaved rounds."""
         workload, kind = self.loaded.workload, self.device.kind
-        batches = self.batches(fitting_batches(workload, self.horizon, kind))
-        return train_paired(workload, self.policy, kind, self.seed, batches, self.horizon)
+        return train_paired(
+            workload,
+            self.policy,
+            kind,
+            self.seed,
+            self.batches(fitting_batches(workload, self.horizon, kind)),
+            self.horizon,
+            margin=self.margin,
+            longest=self.longest,
+        )
 
     @property
     def evidence(self) -> Mapping[str, Any]:

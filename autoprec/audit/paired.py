@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autoprec.errors import WorkloadError
@@ -21,6 +21,7 @@ from autoprec.measure import (
     speedup,
     step_deadline,
 )
+from autoprec.measure.fidelity import MIN_HORIZON
 from autoprec.measure.step_time import clock_of, no_garbage_collection
 from autoprec.policy import AS_GIVEN, Policy, preset
 from autoprec.search.objective import Chaos, Protocol
@@ -47,7 +48,8 @@ class Paired:
 
     `times_s` are the step times of both, one a round, and `energy` the joules of both, where they can be told.
     `stopped` says why the policy did not reach the horizon: it is far too slow, or its loss is beyond hope; its memory
-    is None then. With `emulated` formats there are no times.
+    is None then. With `emulated` formats there are no times. Curves that could not tell at the horizon asked for were
+    gone on with: `undecided` says what they told there, and `protocol` has the horizon that they went on to.
     """
 
     protocol: Protocol
@@ -60,6 +62,7 @@ class Paired:
     num_samples: int
     emulated: tuple[str, ...] = ()
     stopped: str = ""
+    undecided: str = ""
 
     @property
     def speedup(self) -> Ratio | None:
@@ -95,9 +98,20 @@ class Paired:
 
 
 def train_paired(
-    workload: Workload, policy: Policy, kind: str, seed: int, batches: Sequence[Any], horizon: int
+    workload: Workload,
+    policy: Policy,
+    kind: str,
+    seed: int,
+    batches: Sequence[Any],
+    horizon: int,
+    *,
+    margin: float = MARGIN,
+    longest: int = 1,
 ) -> Paired:
     """Return FP32 and `policy` trained over `horizon` steps in rounds whose order turns.
+
+    Curves that are inconclusive at `margin` then are gone on with, over the same batches in further epochs, to `longest`
+    times the horizon. Chaos, which can only widen the margin, is not asked before the end: it takes a third run.
 
     At most two copies of model and optimizer state exist at a time.
 
@@ -109,11 +123,11 @@ def train_paired(
         seed=seed,
         batches=batches,
         horizon=horizon,
-        margin=MARGIN,
+        margin=margin,
         slow_limit=SLOW_LIMIT,
     )
     with protocol.train(preset("fp32", kind)) as reference, protocol.train(policy) as candidate:
-        return _Side(protocol, {_REFERENCE: reference, _POLICY: candidate}).by_side(policy)
+        return _Side(protocol, {_REFERENCE: reference, _POLICY: candidate}).by_side(policy, longest)
 
 
 class _Side:
@@ -126,14 +140,16 @@ class _Side:
         self._meter = energy_meter(protocol.device)
         self._joules: dict[str, list[float]] = {name: [] for name in runs}
 
-    def by_side(self, policy: Policy) -> Paired:
-        """Return the pair, trained to the horizon or to where the policy has no hope."""
-        protocol, runs = self._protocol, self._runs
-        before = evaluated(protocol, runs[_REFERENCE])  # the policy may be far too slow to be evaluated
-        stopped = self._warm_up()
-        while not stopped and runs[_POLICY].num_steps < protocol.horizon:
-            self._round(min(_STEPS_PER_ROUND, protocol.horizon - runs[_POLICY].num_steps))
-            stopped = self._hopeless()
+    def by_side(self, policy: Policy, longest: int) -> Paired:
+        """Return the pair, trained to the horizon, to `longest` times it, or to where the policy has no hope."""
+        runs = self._runs
+        before = evaluated(self._protocol, runs[_REFERENCE])  # the policy may be far too slow to be evaluated
+        stopped = self._warm_up() or self._to_horizon()
+        undecided = self._undecided() if longest > 1 and not stopped else ""
+        if undecided:
+            self._protocol = replace(self._protocol, horizon=longest * self._protocol.horizon)
+            stopped = self._to_horizon()
+        protocol = self._protocol
         after = {name: None if stopped else evaluated(protocol, run) for name, run in runs.items()}
         memory = {} if stopped else {name: measure_memory(run) for name, run in runs.items()}
         curves = {
@@ -154,7 +170,24 @@ class _Side:
             num_samples=num_samples(protocol.batches[0]),
             emulated=emulated,
             stopped=stopped,
+            undecided=undecided,
         )
+
+    def _to_horizon(self) -> str:
+        """Train both to the horizon; return why the policy did not get there, or an empty text."""
+        horizon, ours, stopped = self._protocol.horizon, self._runs[_POLICY], ""
+        while not stopped and ours.num_steps < horizon:
+            self._round(min(_STEPS_PER_ROUND, horizon - ours.num_steps))
+            stopped = self._hopeless()
+        return stopped
+
+    def _undecided(self) -> str:
+        """Return what curves say that cannot tell; an empty text of those that can, and of those too short to ask."""
+        curves = [tuple(self._runs[name].losses[: self._protocol.horizon]) for name in (_REFERENCE, _POLICY)]
+        if min(map(len, curves)) < MIN_HORIZON:
+            return ""
+        found = compare(curves[0], curves[1], margin=self._protocol.margin)
+        return found.reason if found.verdict == "inconclusive" else ""
 
     def _warm_up(self) -> str:
         """Take the steps that are not timed, the policy's under a deadline; return why to stop, or an empty text."""

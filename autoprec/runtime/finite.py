@@ -35,12 +35,16 @@ def non_finite(
     by. The `norm` of all is used where it is known, and then no gradient is read. Where parameters are sharded, the
     ranks that hold the shards are asked, in one small collective.
     """
-    gradients = [g for optimizer in optimizers for each in parameters_of(optimizer) if (g := each.grad) is not None]
-    if not gradients:
-        return None
-    is_plain = set(map(type, gradients)) == {torch.Tensor}
-    sharded = not is_plain and any(hasattr(each, "to_local") for each in gradients)
-    total = _norm(gradients, is_plain=is_plain) if norm is None or sharded else norm
+    sharded = False
+    if type(norm) is torch.Tensor:  # where gradients are sharded their norm is of another type
+        total = norm
+    else:
+        gradients = [g for optimizer in optimizers for each in parameters_of(optimizer) if (g := each.grad) is not None]
+        if not gradients:
+            return None
+        is_plain = set(map(type, gradients)) == {torch.Tensor}
+        sharded = not is_plain and any(hasattr(each, "to_local") for each in gradients)
+        total = _norm(gradients, is_plain=is_plain)
     if loss is not None:  # nan where the loss is infinite too
         total = total + 0.0 * loss.detach().to(total.device, torch.float32, non_blocking=True).sum()
     found = beyond(total, scale)

@@ -180,6 +180,21 @@ def update_of_nothing_over_nothing() -> Found:
     return loop.findings
 
 
+def beyond_the_end_of_fp16() -> Found:
+    """A bias of 65472, whose master each step takes further up."""
+    loop = Loop(policy_of("fp32", low="*", parameters=Parameters(storage="fp16", master="fp32")), kind=torch.optim.Adam)
+    loop.train(4)
+    with torch.no_grad():
+        loop.model[3].bias.fill_(65472.0)
+    loop.optimizer.param_groups[0]["lr"] = 1000.0
+    for _ in range(4):
+        for each in loop.model.parameters():
+            each.grad = torch.zeros_like(each, dtype=each.grad_dtype)
+        loop.model[3].bias.grad.fill_(-1.0)
+        loop.guard.step(torch.ones(()))
+    return loop.findings
+
+
 def divergence() -> Found:
     loop = Loop(policy_of("bf16", calibration={"losses": BAND})).train(60)
     for group in loop.optimizer.param_groups:
@@ -260,7 +275,8 @@ _ROWS: tuple[tuple[str, str, str, Callable[[], Found]], ...] = (
     ("a checkpoint is resumed without the loss scale", "checkpoint", "warn", scaler_not_restored),
     ("norm gains in bf16 with updates below half an ulp", "frozen_weights", "promote", frozen_gains),
     ("code beside the guard writes NaN into a bias", "non_finite_weights", "restore", weights_broken_beside),
-    ("Adam with eps 0 divides 0 by 0", "non_finite_weights", "stop", update_of_nothing_over_nothing),
+    ("Adam with eps 0 divides 0 by 0", "non_finite_update", "stop", update_of_nothing_over_nothing),
+    ("a step carries a weight stored in fp16 beyond its end", "non_finite_update", "promote", beyond_the_end_of_fp16),
     ("the learning rate jumps two hundredfold at step 60", "loss_drift", "restore", divergence),
     ("code beside the guard breaks a weight before each step", "non_finite_weights", "stop", broken_again_and_again),
     ("a checkpoint of another policy is resumed", "refused", "stop", other_policy),

@@ -1,10 +1,11 @@
 """`fidelity`: the policy trains as FP32 does, on batches and a seed that the search has not seen."""
 
 import math
+from typing import Any
 
 from autoprec.audit.audited import DEFAULT_HORIZON, Audited
 from autoprec.audit.gate import Finding, Gate, Threshold, Thresholds
-from autoprec.audit.paired import Paired
+from autoprec.audit.paired import MARGIN, Paired
 from autoprec.measure import Fidelity
 from autoprec.measure.fidelity import MIN_HORIZON
 from autoprec.records.audit import EvidenceRecord
@@ -15,7 +16,7 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
     asked = len(paired.protocol.batches)
     unseen = audited.num_unseen(asked)
     seen_note = (f"{unseen} of {asked} batches are new: the workload has no more that tuning has not seen",)
-    notes = seen_note if unseen < asked else ()
+    notes = (*(seen_note if unseen < asked else ()), *_went_on(paired))
     if unseen < thresholds["unseen_batches"]:
         return Finding(
             verdict="fail",
@@ -46,6 +47,14 @@ def _check(audited: Audited, thresholds: Thresholds) -> Finding:
     )
 
 
+def _went_on(paired: Paired) -> tuple[str, ...]:
+    """Return the note on curves that could not tell at the horizon, and were gone on with."""
+    if not paired.undecided:
+        return ()
+    seen = len(paired.candidate.losses)
+    return (f"the same curves were gone on with, to {seen} steps, as they could not tell before ({paired.undecided})",)
+
+
 def _can_be_judged(paired: Paired) -> bool:
     """Return whether the curves are long enough to compare: a loss that is not finite tells at any length."""
     losses = paired.candidate.losses
@@ -72,6 +81,16 @@ def _advice(audited: Audited, found: Fidelity, paired: Paired) -> str:
     )
 
 
+def paired_run(thresholds: Thresholds, *, is_judged: bool) -> dict[str, Any]:
+    """Return the fields of `Audited` that say how long FP32 and the policy train side by side, from a gates file.
+
+    Curves that nobody judges have nothing to tell, and are not gone on with.
+    """
+    given = {**FIDELITY.defaults, **thresholds}
+    longest = int(given["longest"]) if is_judged else 1
+    return {"horizon": int(given["horizon"]), "margin": given["margin"], "longest": longest}
+
+
 FIDELITY = Gate(
     name="fidelity",
     proves="the policy trains as FP32 does, on batches and a seed that the search has not seen",
@@ -85,11 +104,19 @@ FIDELITY = Gate(
             whole=True,
         ),
         "margin": Threshold(
-            default=0.01,
+            default=MARGIN,
             unit="fraction of the horizon",
             means="how many steps later than FP32 the policy may reach a loss, at most",
             minimum=0.0001,
             maximum=0.5,
+        ),
+        "longest": Threshold(
+            default=4,
+            unit="horizons",
+            means="how far to go on with curves that cannot tell at the horizon; 1 never does",
+            minimum=1,
+            maximum=100,
+            whole=True,
         ),
         "unseen_batches": Threshold(
             default=0,

@@ -62,21 +62,46 @@ class GradientLook:
 
 def look_at_gradients(precision: Precision, *, scale: float = 1.0) -> GradientLook:
     """Return what became of the gradients that are there now; they are multiplied by `scale` first."""
-    rows: list[tuple[str, list[torch.Tensor], list[torch.Tensor]]] = []
+    layers: list[str] = []
+    parts: list[tuple[int, bool, float, float, torch.Tensor]] = []
     for path, name, parameters in narrow_layers(precision):
-        fmt = FORMATS[name]
-        gradients = [_some(each.grad) * scale for each in parameters if each.grad is not None and each.numel()]
+        gradients = [_some(each.grad) for each in parameters if each.grad is not None and each.numel()]
         if gradients:
-            small = [(each.abs() < fmt.min_normal).float().mean() for each in gradients]
-            large = [
-                (each.abs() > fmt.max / _NEAR_END).float().mean() for each in (*gradients, *map(_some, parameters))
-            ]
-            rows.append((path, small, large))
-    if not rows:
+            low, high = FORMATS[name].min_normal, FORMATS[name].max / _NEAR_END
+            given = [each if scale == 1.0 else each * scale for each in gradients]
+            parts += [(len(layers), True, low, high, each) for each in given]
+            parts += [(len(layers), False, low, high, _some(each)) for each in parameters if each.numel()]
+            layers.append(path)
+    if not layers:
         return GradientLook()
-    home = rows[0][1][0].device
-    found = torch.stack([_mean(each).to(home) for _, small, large in rows for each in (small, large)]).tolist()
-    return GradientLook(layers=tuple(path for path, _, _ in rows), flush=tuple(found[::2]), overflow=tuple(found[1::2]))
+    counts = _fractions([each for *_, each in parts], [low for _, _, low, _, _ in parts], [row[3] for row in parts])
+    small: list[list[float]] = [[] for _ in layers]
+    large: list[list[float]] = [[] for _ in layers]
+    for (layer, is_gradient, *_), (below, above) in zip(parts, counts, strict=True):
+        large[layer].append(above)
+        if is_gradient:
+            small[layer].append(below)
+    return GradientLook(
+        layers=tuple(layers),
+        flush=tuple(sum(each) / len(each) for each in small),
+        overflow=tuple(sum(each) / len(each) for each in large),
+    )
+
+
+def _fractions(
+    tensors: Sequence[torch.Tensor], lows: Sequence[float], highs: Sequence[float]
+) -> list[tuple[float, float]]:
+    """Return which part of each tensor is below its low end, and above its high one; all at once, waits once."""
+    home = tensors[0].device
+    sizes = torch.tensor([each.numel() for each in tensors], device=home)
+    owners = torch.repeat_interleave(torch.arange(len(tensors), device=home), sizes)
+    flat = torch.cat([each.to(home, torch.float32) for each in tensors]).abs()
+    is_out = torch.stack(
+        [flat < torch.tensor(lows, device=home)[owners], flat > torch.tensor(highs, device=home)[owners]]
+    )
+    counts = torch.zeros(2, len(tensors), device=home).index_add_(1, owners, is_out.float())
+    below, above = (counts / sizes).tolist()
+    return list(zip(below, above, strict=True))
 
 
 def narrow_layers(precision: Precision) -> Iterator[tuple[str, str, list[nn.Parameter]]]:
@@ -164,10 +189,6 @@ def ops_of(precision: Precision, path: str) -> Sequence[str]:
     if type(module) in _OP_OF:
         return (_OP_OF[type(module)],)
     return tuple(plan.call.op.name for plan in precision.plans_of(path).plans.values() if plan.call.is_site)
-
-
-def _mean(values: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.stack(tuple(values)).mean()
 
 
 def _some(tensor: Any) -> torch.Tensor:
