@@ -2,7 +2,9 @@
 
 Runs the rows of tests/faults/, each with every gate of its file or every detector of the guard, so that it shows what
 else fires beside the one that was meant; and the gates over examples and controls of tests/ under presets and policies
-that suit them. Exit 1 if a fault is missed or a healthy run is refused.
+that suit them, where they scale the loss at the initial scale that `autoprec inspect` advises: at the 65536 of GradScaler
+the first steps of some are skipped, which is a fault and stands among these. Exit 1 if a fault is missed or a healthy
+run is refused.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,11 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from autoprec.analysis import loss_scale_advice, run_backward  # noqa: E402
 from autoprec.audit.audit import run_gates  # noqa: E402
 from autoprec.audit.audited import Audited  # noqa: E402
 from autoprec.audit.gates import GATES  # noqa: E402
+from autoprec.audit.gates.fidelity import paired_run  # noqa: E402
 from autoprec.policy import LossScale, Policy, Rule, preset  # noqa: E402
 from autoprec.runtime.device import describe  # noqa: E402
 from autoprec.workload import load  # noqa: E402
@@ -49,7 +54,8 @@ def main() -> None:
     table: dict[str, dict[str, Any]] = {"faults": {}, "healthy": {}}
     if options.json and options.json.exists():
         stored = json.loads(options.json.read_text())
-        table = {key: {row["name"]: row for row in stored[key]} for key in table}
+        known = {"faults": {fault.name for _, fault in _faults()}, "healthy": {name for name, *_ in _runs()}}
+        table = {key: {row["name"]: row for row in stored[key] if row["name"] in known[key]} for key in table}
     for key, row in _rows(options.only, options.part):
         table[key][row["name"]] = row
         if options.json:
@@ -160,15 +166,34 @@ def _runs() -> Iterator[tuple[str, Path, Policy]]:
         yield f"tests/controls/{path.name}, {name}", path, preset(name, "cpu")
 
 
+def _at_the_advised_scale(audited: Audited) -> Audited:
+    """Return what is audited with the initial loss scale that `autoprec inspect` advises, if it scales the loss."""
+    policy = audited.policy
+    if policy.loss_scale.kind == "none":
+        return audited
+    initial = loss_scale_advice(run_backward((audited.recording,)), "fp16").initial
+    return replace(audited, policy=replace(policy, loss_scale=replace(policy.loss_scale, initial=initial)))
+
+
 def _healthy(name: str, path: Path, policy: Policy) -> dict[str, Any]:
     started = time.perf_counter()
-    audited = Audited(
-        loaded=load(str(path)), policy=policy, policy_file=None, rule_lines=(), device=describe("cpu"), seed=17, skip=2
+    audited = _at_the_advised_scale(
+        Audited(
+            loaded=load(str(path)),
+            policy=policy,
+            policy_file=None,
+            rule_lines=(),
+            device=describe("cpu"),
+            seed=17,
+            skip=2,
+            **paired_run({}, is_judged=True),
+        )
     )
     gates = [gate for gate in GATES if gate.name not in OF_THE_MACHINE]
     records = run_gates(gates, audited, {})
     row = {
         "name": name,
+        "loss_scale": audited.policy.loss_scale.initial if audited.policy.loss_scale.kind != "none" else None,
         "gates": {record.gate: record.verdict for record in records},
         "false_alarms": {record.gate: record.measured for record in records if record.verdict == "fail"},
         "wall_s": round(time.perf_counter() - started, 1),

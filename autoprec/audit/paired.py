@@ -110,8 +110,8 @@ def train_paired(
 ) -> Paired:
     """Return FP32 and `policy` trained over `horizon` steps in rounds whose order turns.
 
-    Curves that are inconclusive at `margin` then are gone on with, over the same batches in further epochs, to `longest`
-    times the horizon. Chaos, which can only widen the margin, is not asked before the end: it takes a third run.
+    Curves that are inconclusive at `margin` then are gone on with, over the same batches once more, to `longest` times
+    the horizon. Chaos, which can only widen the margin, is not asked before the end: it takes a third run.
 
     At most two copies of model and optimizer state exist at a time.
 

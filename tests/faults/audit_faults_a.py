@@ -15,6 +15,12 @@ SLOW_WHERE_LOW = edited(
         "        time.sleep({seconds} * (self.inner(x).dtype != torch.float32))\n        return x + self.outer",
     )
 )
+CAST_UNDONE = edited(
+    (
+        "        for block in self.blocks:\n            x",
+        "        self.to(torch.float32)\n        for block in self.blocks:\n            x",
+    )
+)
 STALE = edited(
     (
         "        return x + self.outer(F.gelu(self.inner(self.norm(x))))",
@@ -205,6 +211,18 @@ FAULTS: tuple[Fault, ...] = (
         how=Planted(workload=PRECISION_IN_FORWARD, tuned_on=PRECISION_IN_FORWARD),
     ),
     Fault(
+        name="cast undone by the model",
+        planted="the model's forward calls .to(torch.float32) on itself, and its parameters were stored in bf16",
+        gate="honoured",
+        says="blocks.0.inner.weight stored in bf16, and in fp32 after it",
+        how=Planted(
+            workload=CAST_UNDONE,
+            tuned_on=CAST_UNDONE,
+            rules=BF16,
+            settings={"parameters": Parameters(storage="bf16")},
+        ),
+    ),
+    Fault(
         name="autocast inside",
         planted="the model switches autocast on where it is given bf16, so that its FP32 head is cast back",
         gate="honoured",
@@ -244,6 +262,16 @@ FAULTS: tuple[Fault, ...] = (
             tuned_on=TINY_GRADIENTS,
             rules=(Rule(sites="*", format="fp16"),),
             gates="fidelity: {horizon: 64}\n",
+        ),
+    ),
+    Fault(
+        name="initial loss scale skips steps",
+        planted="a dynamic loss scale that starts at 2**24: eight of 24 steps are skipped before one is taken",
+        gate="fidelity",
+        says="steps lost",
+        how=Planted(
+            rules=(Rule(sites="*:linear", format="fp16"), Rule(sites="*", format="fp32")),
+            settings={"loss_scale": LossScale(kind="dynamic", initial=2.0**24)},
         ),
     ),
     Fault(

@@ -11,7 +11,7 @@ from autoprec.audit.audited import Audited
 from autoprec.audit.gate import Finding, Gate
 from autoprec.audit.gates.capable import CAPABLE
 from autoprec.audit.gates.cost import COST
-from autoprec.audit.gates.fidelity import FIDELITY
+from autoprec.audit.gates.fidelity import FIDELITY, paired_run
 from autoprec.audit.gates.honoured import HONOURED
 from autoprec.audit.gates.match import MATCH
 from autoprec.audit.gates.memory import MEMORY
@@ -124,6 +124,21 @@ def test_a_comparison_that_cannot_tell_fails_with_the_advice_to_train_longer() -
     assert found.verdict == "fail"
     assert "inconclusive" in found.measured
     assert found.advice == "train longer: write {horizon: 96} under fidelity in gates.yaml and audit again"
+
+
+def test_curves_that_were_gone_on_with_are_told_so_whatever_the_verdict() -> None:
+    found = check(FIDELITY, paired(undecided="inconclusive: between 0% and 3%"))
+    assert found.verdict == "pass"
+    assert found.notes == (
+        "the same curves were gone on with, to 24 steps, as they could not tell before (inconclusive: between 0% and 3%)",
+    )
+
+
+def test_how_long_a_pair_may_train_comes_from_the_gates_file_and_only_if_it_is_judged() -> None:
+    assert paired_run({}, is_judged=True) == {"horizon": 100, "margin": 0.01, "longest": 4}
+    given = {"horizon": 60.0, "longest": 2.0, "margin": 0.02}
+    assert paired_run(given, is_judged=True) == {"horizon": 60, "margin": 0.02, "longest": 2}
+    assert paired_run(given, is_judged=False) == {"horizon": 60, "margin": 0.02, "longest": 1}
 
 
 def test_an_evaluate_that_got_worse_fails_whatever_the_curve_says() -> None:

@@ -51,6 +51,46 @@ def test_the_order_within_rounds_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert turns == ["fp32", "policy", "fp32", "policy"]  # the runs of two rounds that meet are one group
 
 
+@pytest.mark.parametrize(("longest", "length"), [(1, 12), (3, 36)])
+def test_curves_that_cannot_tell_are_gone_on_with_and_not_begun_anew(
+    longest: int, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[tuple[float, ...], ...]] = []
+    verdict = run().fidelity(0.01)
+
+    def compared(*curves: tuple[float, ...], **_: Any) -> Any:
+        asked.append(curves)
+        return replace(verdict, verdict="inconclusive", reason="inconclusive: who knows")
+
+    monkeypatch.setattr(module, "compare", compared)
+    found = train_paired(mlp.workload(), FP32, "cpu", 5, list(mlp.batches()), 12, longest=longest)
+    assert len(found.candidate.losses) == len(found.reference.losses) == length
+    assert found.protocol.horizon == length
+    assert found.undecided == ("" if longest == 1 else "inconclusive: who knows")
+    if longest > 1:
+        assert [len(curve) for curve in asked[0]] == [12, 12]
+        assert found.candidate.losses[:12] == asked[0][1]
+        assert len(found.times_s["policy"]) == 17  # rounds of two steps, but for the two that warm up
+
+
+def test_curves_that_can_tell_or_have_no_hope_are_not_gone_on_with() -> None:
+    found = train_paired(mlp.workload(), FP32, "cpu", 5, list(mlp.batches()), 12, longest=3)
+    assert (len(found.candidate.losses), found.undecided) == (12, "")
+    short = train_paired(mlp.workload(), FP32, "cpu", 5, list(mlp.batches()), 4, longest=3)
+    assert (len(short.candidate.losses), short.undecided) == (4, "")
+
+
+def test_a_run_that_is_lost_while_it_is_gone_on_with_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module._Side, "_undecided", lambda side: "inconclusive")
+    lost = iter(["", *[""] * 4, *["unfaithful beyond doubt"] * 9])
+    monkeypatch.setattr(module._Side, "_hopeless", lambda side: next(lost))
+    found = train_paired(mlp.workload(), FP32, "cpu", 5, list(mlp.batches()), 12, longest=3)
+    assert found.stopped == "unfaithful beyond doubt"
+    assert found.undecided == "inconclusive"
+    assert 12 < len(found.candidate.losses) < 36
+    assert found.memory == {}
+
+
 def test_what_has_no_hope_is_not_trained_to_the_end() -> None:
     def explodes(model: Any, batch: Any) -> Any:
         return mlp.loss(model, batch) + (model(batch[0]) * 1e5).square().mean() * 1e-12
