@@ -2,7 +2,7 @@
 
 Runs the rows of tests/faults/, each with every gate of its file or every detector of the guard, so that it shows what
 else fires beside the one that was meant; and the gates over examples and controls of tests/ under presets and policies
-that suit them, where they scale the loss at the initial scale that `autoprec inspect` advises: at the 65536 of GradScaler
+that suit them, where they scale the loss at the initial scale that `autoprec inspect` advises: at GradScaler's 65536
 the first steps of some are skipped, which is a fault and stands among these. Exit 1 if a fault is missed or a healthy
 run is refused.
 """

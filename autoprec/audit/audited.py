@@ -25,9 +25,9 @@ class Audited:
 
     `policy_file` is None for a preset, and `rule_lines` are the lines of the file on which its rules stand. `seed` and
     `skip` are chosen so that the search has seen neither the random numbers nor the first `skip` batches.
-    `price_per_hour` is what an hour of the device costs; None: nobody said. `horizon` are the steps of the paired run, which
-    goes on to `longest` times as many if it cannot tell at `margin`; `gates_file` is None where every threshold has its
-    default.
+    `price_per_hour` is what an hour of the device costs; None: nobody said. `horizon` are the steps of the paired run,
+    which goes on to `longest` times as many if it cannot tell at `margin`; `gates_file` is None where every threshold
+    has its default.
 
     Properties are made on first use and kept for other gates.
     """
