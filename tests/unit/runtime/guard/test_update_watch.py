@@ -224,6 +224,15 @@ def test_a_group_that_is_added_is_looked_at():
     assert "group 1 of AdamW (weights are up to 1e+30" in watched(loop)[0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float32])
+def test_weights_of_other_formats_are_looked_at(dtype):
+    extra = nn.Parameter(torch.tensor([3.0, -4.0], dtype=dtype))
+    loop = Loop(policy_of("fp32")).train(1)
+    loop.optimizer.add_param_group({"params": [extra, nn.Parameter(torch.zeros(0))]})
+    assert watched(loop.train(1)) == []
+    assert loop.guard._updates._standings[(id(loop.optimizer), 1)].largest == 5.0  # a bound: the norm
+
+
 def test_lists_of_tensors_in_the_state_come_back():
     model = nn.Linear(8, 1)
     with autoprec.apply(model, policy_of("fp32", low="*")) as precision:
