@@ -78,6 +78,28 @@ def test_a_step_that_is_not_finite_changes_nothing_and_no_scheduler(where, scale
     assert "found_inf" not in vars(loop.optimizer)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_loss_that_is_not_finite_counts_where_gradients_are_scaled_and_clipped(fused):
+    policy = policy_of("fp16", scale=SCALED)
+    loop = Loop(policy, kind=lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, fused=fused)).train(3)
+    before = weights(loop)
+    loop.loss_of = lambda model, batch: loss_of(model, batch) + torch.inf
+    assert not loop.step(batch_at(3), max_norm=1.0).stepped
+    assert equal(before, weights(loop))
+
+
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_beyond_the_limit_are_not_stepped_on_scaled_or_not(scaled, max_norm):
+    loop = Loop(policy_of("fp32", scale=SCALED if scaled else None)).train(2)
+    before = weights(loop)
+    loop.loss_of = lambda model, batch: loss_of(model, batch) * 2.0**61  # norms of some 2**61, and finite in FP32
+    assert not loop.step(batch_at(2), max_norm=max_norm).stepped
+    assert equal(before, weights(loop))
+    loop.loss_of = lambda model, batch: loss_of(model, batch) * 2.0**52
+    assert loop.step(batch_at(3), max_norm=max_norm).stepped
+
+
 def test_gradients_whose_norm_fp32_cannot_hold_are_not_stepped_on():
     loop = Loop(policy_of("bf16")).train(2)
     before = weights(loop)

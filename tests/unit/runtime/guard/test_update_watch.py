@@ -303,3 +303,40 @@ def test_what_was_not_finite_before_the_step_is_no_update_of_its():
     loop = Loop(policy_of("fp32"), kind=Doubling, every=100).train(1)
     next(iter(loop.optimizer.state.values()))["mean"][0] = torch.inf
     assert loop.train(1).outcomes[-1].stepped
+
+
+class Counting(SGD):
+    """Gradient descent that counts in its group, and ends in infinity when told so."""
+
+    is_wild = False
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        group["taken"] = group.get("taken", 0) + 1
+        super().step()
+        if self.is_wild:
+            group["params"][0].fill_(torch.inf)
+
+
+def test_masters_groups_and_state_of_a_first_step_come_back():
+    parameters = Parameters(storage="bf16", master="fp32")
+    kind = functools.partial(Counting, momentum=0.9)
+    loop = Loop(policy_of("fp32", low="*", parameters=parameters), kind=kind, reactions=["warn"])
+    loop.optimizer.param_groups[0]["taken"] = 0
+    Counting.is_wild = True
+    try:
+        assert not loop.step(batch_at(0)).stepped
+        assert len(loop.optimizer.state) == 0
+        assert loop.optimizer.param_groups[0]["taken"] == 0
+        Counting.is_wild = False
+        loop.train(2)
+        held = {name: each.clone() for name, each in loop.precision.storage.masters().items()}
+        Counting.is_wild = True
+        assert not loop.step(batch_at(3)).stepped
+    finally:
+        Counting.is_wild = False
+    assert loop.optimizer.param_groups[0]["taken"] == 2
+    now = loop.precision.storage.masters()
+    assert all(torch.equal(now[name], held[name]) for name in held)
+    assert any(not torch.equal(each, each.bfloat16().float()) for each in held.values())  # else they show nothing
