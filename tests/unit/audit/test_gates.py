@@ -19,6 +19,7 @@ from autoprec.audit.gates.speed import SPEED
 from autoprec.audit.paired import Paired
 from autoprec.errors import TraceError
 from autoprec.measure import Energy, MemoryUse, Training
+from autoprec.measure.step_time import MIN_ROUNDS
 from autoprec.policy import Policy, Rule, preset
 from autoprec.search.objective import Protocol
 from autoprec.search.prove import Curve
@@ -108,6 +109,11 @@ def test_cost_is_price_times_time_over_samples() -> None:
     assert (found.verdict, found.value) == ("pass", 0.5)
     assert check(COST, paired(), audited(price_per_hour=1.0), max_ratio=0.4).verdict == "fail"
     assert check(COST, paired(times_s=times(*(0.5,) * 12)), audited(price_per_hour=1.0)).verdict == "fail"
+
+
+def test_what_is_just_allowed_passes() -> None:
+    assert check(COST, paired(), audited(price_per_hour=1.0), max_ratio=0.5).verdict == "pass"
+    assert check(SPEED, paired(times_s=times(*(2.0,) * MIN_ROUNDS)), min_speedup=1.5).verdict == "pass"
 
 
 def test_cost_without_a_price_or_a_clock() -> None:
