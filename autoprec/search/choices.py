@@ -199,9 +199,10 @@ def _planned(choice: Choice, layout: Layout, low: str) -> frozenset[Site] | None
 
 def _kept_by(planned: frozenset[Site], site: Site, choice: Choice, layout: Layout, low: str) -> str | None:
     """Return why `site` stays FP32 in a choice that starts from a plan, or None if it runs low."""
+    is_beyond = goes_beyond(choice) and bool(layout.beyond.get(low)) and site in planned
+    if layout.verdict(site, low) == "must" and not is_beyond:
+        return layout.detail(site, low)
     if site not in planned:
-        if layout.verdict(site, low) == "must":
-            return layout.detail(site, low)
         return f"planned: {low} here would cost more, in time or in gradient error, than it gains"
     if choice.get(f"layer:{layout.layer[site]}") == FP32:
         return "the layer was tried low and in fp32; fp32 was kept"

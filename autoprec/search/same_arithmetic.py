@@ -87,9 +87,7 @@ def agreement(train: Train, policy: Policy, device: str) -> Agreement:
     updates, updates_limit = _worst(
         [gap for one, other in zip(ours, reference, strict=True) for gap in _update_gaps(one, other)]
     )
-    return Agreement(
-        gradients=gradients, gradients_limit=gradients_limit, updates=updates, updates_limit=updates_limit
-    )
+    return Agreement(gradients=gradients, gradients_limit=gradients_limit, updates=updates, updates_limit=updates_limit)
 
 
 def settled(
