@@ -4,8 +4,9 @@
 same way before a few convolutions; `trend` fits what is left of a large trend, which it adds back before the loss.
 Three have several traps of different kinds, apart from each other: `forecast` standardizes prices by hand, reads the
 phase of late times, and adds the running sum of its steps to the last price; `scan` mixes a sequence by weights that
-decay with the distance of places in the whole text, in each block, and ends in a norm as that of `gpt`; `pairs` compares embeddings that share an offset by
-|x|^2 + |y|^2 - 2xy, over a log-sum-exp written out, after inputs with the naive variance.
+decay with the distance of places in the whole text, in each block, and ends in a norm as that of `gpt`; `pairs`
+compares embeddings that share an offset by |x|^2 + |y|^2 - 2xy, over a log-sum-exp written out, after inputs with the
+naive variance.
 """
 
 import math

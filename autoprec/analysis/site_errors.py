@@ -94,7 +94,10 @@ def _correlation(measured: Mapping[Unit, float], estimated: Mapping[Site, Sensit
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the place of each value among them; equal ones share their mean place (scipy.stats takes 0.7 s to load)."""
+    """Return the place of each value among them; equal ones share their mean place.
+
+    By hand, as loading `scipy.stats` takes 0.7 s.
+    """
     ordered = sorted(values)
     first, count = {value: ordered.index(value) for value in set(values)}, Counter(values)
     return [first[value] + (count[value] - 1) / 2 for value in values]

@@ -185,8 +185,8 @@ def _kept(site: Site, choice: Choice, layout: Layout, low: str) -> str | None:
 def _planned(choice: Choice, layout: Layout, low: str) -> frozenset[Site] | None:
     """Return the sites that run low in the plan a choice starts from; None for the classes of ops.
 
-    A front that is shorter than others ends with its most faithful plan; where nothing lies beyond it, what would is its
-    fastest one.
+    A front that is shorter than others ends with its most faithful plan; where nothing lies beyond it, what would be
+    there is its fastest one.
     """
     name, front, beyond = str(choice.get("plan", CLASSES)), layout.fronts.get(low, ()), layout.beyond.get(low, ())
     if name == CLASSES or not (front or beyond):

@@ -142,9 +142,10 @@ def _step(run: Training, parameters: Mapping[str, torch.nn.Parameter], follow: _
                 if follow is not None and name in follow.gradients:
                     p.grad.copy_(follow.gradients[name])
 
-    with torch.no_grad():
-        for name, p in parameters.items() if follow is not None else ():
-            p.copy_(follow.weights[name])
+    if follow is not None:
+        with torch.no_grad():
+            for name, p in parameters.items():
+                p.copy_(follow.weights[name])
     weights = {name: _copied(p) for name, p in parameters.items()}
     hook = run.optimizer.register_step_pre_hook(look)
     run.step()

@@ -90,7 +90,7 @@ def run_trials(
             return "trials"
         if not has_time_to_search(objective, budget, [each for each in records if each.name not in dismissed]):
             return "budget"
-        plan = next_plan(planned, records, gradient_error)
+        plan = next_plan(planned, records, gradient_error, is_whole=study.aim == "pareto")
         if plan is not None:  # what an interruption put back is asked for first
             study.enqueue("plan", plan.name, plan.choice)
         records.append(_next_trial(study, objective, catalog, records, observer))

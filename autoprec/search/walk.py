@@ -16,13 +16,16 @@ from autoprec.search.plans import Plan
 
 Predict: TypeAlias = Callable[[Plan], float | None]
 
-_MOST_OF_A_FRONT = 6
+_MOST_OF_A_FRONT, _NUM_SPREAD = 6, 5
 
 
-def next_plan(planned: Sequence[Plan], trials: Sequence[TrialRecord], gradient_error: Predict) -> Plan | None:
+def next_plan(
+    planned: Sequence[Plan], trials: Sequence[TrialRecord], gradient_error: Predict, *, is_whole: bool = False
+) -> Plan | None:
     """Return the plan to try next, in the order of `planned`, whose fronts begin with their fastest plans; None: done.
 
-    Fronts of different formats and layouts take turns. What lies beyond the marks is tried only next to a faithful plan.
+    Fronts of different formats and layouts take turns. What lies beyond the marks is tried only beside a faithful plan.
+    With `is_whole`, more exact plans are tried too, which are slower: for a front of several goals.
     """
     tried = {trial.name: trial for trial in trials if trial.kind == "plan"}
     fronts: defaultdict[str, list[Plan]] = defaultdict(list)
@@ -33,7 +36,9 @@ def next_plan(planned: Sequence[Plan], trials: Sequence[TrialRecord], gradient_e
         if not plan.front and plan.name not in tried:
             return plan
         if plan.front and fronts:
-            found = [each for front in _by_turns(fronts, tried) if (each := _along(front, tried, gradient_error))]
+            turns = _by_turns(fronts, tried)
+            found = [each for front in turns if (each := _along(front, tried, gradient_error))]
+            found += [each for front in turns if is_whole and (each := _spread(front, tried))]
             if found:
                 return found[0]
             fronts.clear()
@@ -60,6 +65,14 @@ def _along(front: Sequence[Plan], tried: Mapping[str, TrialRecord], gradient_err
     if fastest - too_fast <= 1:
         return None
     return front[max(fastest - 2 ** (len(good) - 1), 0) if too_fast < 0 else (fastest + too_fast) // 2]
+
+
+def _spread(front: Sequence[Plan], tried: Mapping[str, TrialRecord]) -> Plan | None:
+    """Return the next of a few plans that are evenly spread over a front, both ends among them."""
+    cuts = [plan for plan in front if not goes_beyond(plan.choice)]
+    last = max(min(len(cuts), _NUM_SPREAD) - 1, 1)
+    chosen = [cuts[round(place * (len(cuts) - 1) / last)] for place in range(last + 1)] if cuts else []
+    return next((plan for plan in chosen if plan.name not in tried), None)
 
 
 def _start(front: Sequence[Plan], gradient_error: Predict) -> int:

@@ -19,11 +19,17 @@ FRONT = [plan(name) for name in ERRORS]
 OTHER = Plan(name="free-ops", choice={"low": "bf16", "plan": CLASSES})
 
 
-def walked(faithful: set[str], front: list[Plan] = FRONT, errors: dict[str, float] | None = None) -> list[str]:
+def walked(
+    faithful: set[str], front: list[Plan] = FRONT, errors: dict[str, float] | None = None, *, is_whole: bool = False
+) -> list[str]:
     """Return the plans of a whole walk in order, where those in `faithful` turn out to be so."""
     known = ERRORS if errors is None else errors
     trials: list[TrialRecord] = []
-    while (found := next_plan(front, trials, lambda each: known.get(str(each.choice["plan"])))) is not None:
+
+    def error(each: Plan) -> float | None:
+        return known.get(str(each.choice["plan"]))
+
+    while (found := next_plan(front, trials, error, is_whole=is_whole)) is not None:
         name = str(found.choice["plan"])
         verdict = "faithful" if name in faithful else "unfaithful"
         trials.append(replace(trial(found.name, 1.2, kind="plan", verdict=verdict), choice=found.choice))
@@ -44,6 +50,15 @@ def test_what_lies_beyond_marks_is_tried_once_the_front_is_known_to_be_faithful(
     assert walked({*cuts, "beyond-0"}) == ["cut-2", "cut-1", "beyond-0", "beyond-1"]
     assert walked({*cuts, "beyond-0", "beyond-1"}) == ["cut-2", "cut-1", "beyond-0", "beyond-1"]
     assert walked({"beyond-0"}) == ["cut-2", "cut-3", "cut-4"], "never without a faithful plan beside it"
+
+
+def test_for_several_goals_exact_plans_are_tried_too() -> None:
+    good = {name for name in ERRORS if name.startswith("cut")}
+    assert walked(good, is_whole=True) == ["cut-2", "cut-1", "beyond-0", "cut-0", "cut-3", "cut-4"]
+    front = [plan(f"cut-{place}") for place in range(9)]
+    names = {f"cut-{place}" for place in range(9)}
+    assert walked(names, front, dict.fromkeys(names, 0.001), is_whole=True) == [f"cut-{k}" for k in (0, 2, 4, 6, 8)]
+    assert walked(names, front[:1], is_whole=True) == ["cut-0"]
 
 
 def test_strides_grow_where_plans_fail() -> None:
