@@ -4,6 +4,8 @@ Each row trains one model three ways in the same interleaved rounds: plain FP32,
 preset that makes autocast's assignment, applied by autoprec. `ratio` is the step time of autoprec over that of autocast
 (the fp32 row: over the plain model), the median over rounds with its 95 % interval. A step is forward, loss, backward
 and optimizer; the models are sized on this device so that a step under autocast takes about as long as the row says.
+`mode_alone` is the same ratio for `torch.autocast` inside a torch function mode that only passes each call on: what
+torch asks of anything that sees every call, and so a floor for what casts per site can cost without a compiler.
 `intercepts` times single calls, each over the same call without a policy.
 """
 
@@ -12,14 +14,15 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -28,6 +31,7 @@ from autoprec.measure import interleave, speedup
 from autoprec.runtime.device import describe
 
 LAYERS = 64
+MODE_ALONE = "mode_alone"
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
@@ -98,6 +102,20 @@ def next_byte(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
 
+class PassOn(TorchFunctionMode):
+    """Sees every call, and runs it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+@contextmanager
+def seen_by_a_mode(device: str) -> Iterator[None]:
+    """Cast as `torch.autocast` does, under a mode that does nothing."""
+    with torch.autocast(device, torch.bfloat16), PassOn():
+        yield
+
+
 class Run:
     """One way to train: a model of its own, and the context in which its forward and loss run."""
 
@@ -107,6 +125,8 @@ class Run:
         self.context: Callable[[], AbstractContextManager[object]] = nullcontext
         if how == "autocast":
             self.context = lambda: torch.autocast(self.device.type, torch.bfloat16)
+        elif how == MODE_ALONE:
+            self.context = lambda: seen_by_a_mode(self.device.type)
         elif how != "plain":
             self.context = autoprec.apply(model, how).loss
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
@@ -147,15 +167,18 @@ def compare(
 ) -> Mapping[str, Any]:
     """Return step times and the ratio of autoprec to what it is measured against."""
     against = "plain" if policy == "fp32" else "autocast"
-    runs = {name: Run(make(), loss, batch, name, **how) for name in dict.fromkeys(("plain", against, policy))}
+    has_mode = policy != "fp32" and not how.get("compiled")
+    names = dict.fromkeys(("plain", against, *([MODE_ALONE] if has_mode else []), policy))
+    runs = {name: Run(make(), loss, batch, name, **how) for name in names}
     times = interleave(runs, rounds=rounds, device=batch.device)
     found = speedup(times[policy], times[against])
-    return {
+    row = {
         "step_ms": {name: round(1e3 * statistics.median(each), 3) for name, each in times.items()},
         "ratio": round(found.median, 4),
         "interval": [round(found.low, 4), round(found.high, 4)],
         "against": against,
     }
+    return row | ({MODE_ALONE: round(speedup(times[MODE_ALONE], times[against]).median, 4)} if has_mode else {})
 
 
 def rows(device: torch.device, rounds: int, *, tiny: bool, compiled: bool) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
+from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from autoprec.graph.site import LOSS_MODULE
@@ -27,9 +28,20 @@ _STATISTICS: Mapping[Any, tuple[int, int]] = {
     torch.instance_norm: (3, 4),
 }
 
+_FLAGS = frozenset({bool, int, float, str, torch.dtype})
+_WRITING = frozenset({"inplace", "max_norm"})  # such an embedding writes to its weight
+
 
 def _writes(call: Call, kwargs: Mapping[str, Any]) -> bool:
     return call.writes_first or kwargs.get("inplace") is True
+
+
+def _are_flags(kwargs: Mapping[str, Any]) -> bool:
+    """Return whether nothing among `kwargs` is a tensor, or says that the call writes to one."""
+    for name, value in kwargs.items():
+        if not (value is None or type(value) in _FLAGS) or (name in _WRITING and value):
+            return False
+    return True
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
@@ -101,6 +113,10 @@ class CastMode(SiteMode):
             for casts in self.casts.values():
                 casts.pop(id(weight), None)
 
+    def stepped(self, optimizer: Optimizer, weights: Iterable[torch.Tensor]) -> None:  # noqa: ARG002
+        """Look at the weights of an optimizer anew from here on: it steps inside the forward."""
+        self.forget(weights)
+
     @not_compiled_alone
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.aside:
@@ -126,8 +142,8 @@ class CastMode(SiteMode):
         if not call.is_site:
             return self.on_other(func, call, args, kwargs)
         index = frame.next_index(call.op.name)
-        if plan.dtype is not None and not kwargs and not frame.leaves_alone():
-            return self._call_plain(func, plan.dtype, args)
+        if plan.dtype is not None and not frame.leaves_alone() and (not kwargs or _are_flags(kwargs)):
+            return self._call_plain(func, plan.dtype, args, kwargs)
         return self.on_site(func, call, frame, index, args, kwargs)
 
     def _checkpointed(self, func: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -144,8 +160,8 @@ class CastMode(SiteMode):
         plans = frame.plans = self._plans_of(frame.module)
         return plans
 
-    def _call_plain(self, func: Any, dtype: torch.dtype, args: Any) -> Any:
-        """Run a call whose arguments are all cast to one dtype."""
+    def _call_plain(self, func: Any, dtype: torch.dtype, args: Any, kwargs: Any) -> Any:
+        """Run a call whose arguments are all cast to one dtype; no tensor is among `kwargs`."""
         cast = []
         for value in args:
             if isinstance(value, torch.Tensor):
@@ -157,11 +173,11 @@ class CastMode(SiteMode):
                     cast.append(self.cast(value, dtype))
                     continue
                 if found.is_floating_point:
-                    return func(*args)  # float64: the author's explicit choice
+                    return func(*args, **kwargs)  # float64: the author's explicit choice
             elif isinstance(value, (tuple, list)):
-                return self._call_all(func, args, {}, dtype)
+                return self._call_all(func, args, kwargs, dtype)
             cast.append(value)
-        return func(*cast)
+        return func(*cast, **kwargs)
 
     def on_site(self, func: Any, call: Call, frame: Frame, index: int, args: Any, kwargs: Any) -> Any:
         """Cast what the policy says to cast, and run the call."""

@@ -7,13 +7,14 @@ optimizer step, through torch's own hooks, and every reading or setting of `.dat
 in place of the attribute that `nn.Parameter` inherits.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 
@@ -22,6 +23,9 @@ class Holder(Protocol):
 
     def forget(self, weights: Iterable[torch.Tensor]) -> None:
         """Drop the casts of these weights."""
+
+    def stepped(self, optimizer: Optimizer, weights: Sequence[torch.Tensor]) -> None:
+        """Drop the casts of the weights of an optimizer: it is about to step, or has."""
 
 
 _holders: WeakSet[Holder] = WeakSet()
@@ -67,20 +71,22 @@ def _install() -> None:
     nn.Parameter.data = property(read, write, doc=inherited.__doc__)  # type: ignore[assignment]
 
 
-def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _before_step(optimizer: Optimizer, *_: Any) -> None:
     """Drop casts that are of no use any more: their memory is free in the step."""
-    if not torch.compiler.is_compiling():  # a compiled step counts its writes in the versions
-        _forget(_weights_of(optimizer))
+    _tell_of_step(optimizer)
 
 
-def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _after_step(optimizer: Optimizer, *_: Any) -> None:
     """Drop casts that a closure has made, which may have run the model inside the step."""
-    if not torch.compiler.is_compiling():
-        _forget(_weights_of(optimizer))
+    _tell_of_step(optimizer)
 
 
-def _weights_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [weight for group in optimizer.param_groups for weight in group["params"]]
+def _tell_of_step(optimizer: Optimizer) -> None:
+    if torch.compiler.is_compiling():
+        return  # a compiled step counts its writes in the versions
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for holder in (*_holders, *_running.values()):
+        holder.stepped(optimizer, weights)
 
 
 def _forget(weights: Iterable[torch.Tensor]) -> None:

@@ -72,7 +72,7 @@ class InsideFp32:
     def __call__(self, func: Any, call: Any, args: Any, kwargs: Any, site: SiteKey) -> Any:  # noqa: ARG002
         """Return what the call computes; its backward, and that of its backward, run with the precision too."""
         dtypes = {each.dtype for each in _tensors((*args, *kwargs.values())) if each.is_floating_point()}
-        if not dtypes or not dtypes <= CASTABLE:
+        if not dtypes or not dtypes.issubset(CASTABLE):
             return func(*args, **kwargs)
         if dtypes != _FP32 and not call.writes_first and kwargs.get("out") is None:  # those compute in what they write
             args, kwargs = pytree.tree_map(_fp32, (args, kwargs))

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from autoprec.runtime.forwards import with_constants
 from autoprec.runtime.plans import CASTABLE, Action
 from autoprec.runtime.running import RUNNING
-from autoprec.runtime.weight_casts import CONVERSIONS, SMALLEST, to_dtype
+from autoprec.runtime.weight_casts import CONVERSIONS, SMALLEST
 
 # Each has one site: the op of this name, called once in a forward, on the input and what the module holds.
 _WEIGHTED: Mapping[type[nn.Module], str] = MappingProxyType(
@@ -57,6 +57,8 @@ _UNARY: Mapping[type[nn.Module], str] = MappingProxyType(
 # Guarded once a graph, where `type(module).forward` is once a module.
 _FORWARDS: Mapping[str, Callable[..., Any]] = {kind.__name__: kind.forward for kind in (*_WEIGHTED, *_UNARY)}
 
+_ELSEWHERE = torch.empty(0, dtype=torch.int8)  # stands for a parameter that a hook computes, as weight_norm has it
+
 _NORMS = frozenset({nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d})
 
 
@@ -77,6 +79,8 @@ def leaf_forward(
         if not isinstance(action, torch.dtype):
             return None
         return with_constants(_weighted(module, owner, action, general), {"@path": path, "@kind": kind.__name__})
+    if kind in _NORMS and not {"weight", "bias"}.isdisjoint(module.__dict__):
+        return None  # a parameter that a hook computes
     if kind in _UNARY:
         action = action_of(_UNARY[kind]) if _UNARY[kind] else None
         if action is None or isinstance(action, torch.dtype):
@@ -120,7 +124,7 @@ def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[...
                             casts = mode.casts[dtype]
                             w: Any = weight
                             b: Any = bias
-                            if is_large or (key := id(w)) in casts:
+                            if (key := id(w)) in casts or (is_large and mode.kept_casts is not None):
                                 w = mode.cast_weight(w, dtype)
                             else:
                                 casts[key] = (w, version, w := convert(w))
@@ -138,7 +142,8 @@ def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[...
 def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable[..., Any]) -> Callable[..., Any]:
     """Return the forward of a module whose one op casts its input alone, or nothing."""
     kind, original = type(module), type(module).forward
-    is_norm = kind in _NORMS
+    names = tuple(module._parameters) if kind in _NORMS else ()
+    convert = None if dtype is None else CONVERSIONS[dtype]
 
     def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
         if is_dynamo_compiling():
@@ -153,8 +158,10 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
             and not (dtype is not None and self.__dict__.get("inplace"))
         ):
             with DisableTorchFunction():
-                x = input if dtype is None or input.dtype is dtype else _cast_input(input, dtype)
-                if x is not None and (not is_norm or _is_stored_in_fp32(self)):
+                x: torch.Tensor | None = input
+                if convert is not None and (found := input.dtype) is not dtype:
+                    x = convert(input) if found in CASTABLE else None  # float64 is the author's explicit choice
+                if x is not None and (not names or _are_stored_in_fp32(self._parameters, names)):
                     return original(self, x)
         return general(self, input)
 
@@ -174,15 +181,10 @@ def _traced(owner: Any, path: str, original: Callable[..., Any], module: nn.Modu
         return original(module, input)
 
 
-def _is_stored_in_fp32(norm: nn.Module) -> bool:
-    """Return whether the parameters of `norm`, if it has any, need no cast beside an activation of any format."""
-    for name in ("weight", "bias"):
-        value = norm._parameters.get(name)
-        if name in norm.__dict__ or (value is not None and value.dtype is not torch.float32):
+def _are_stored_in_fp32(held: Mapping[str, torch.Tensor | None], names: tuple[str, ...]) -> bool:
+    """Return whether the parameters of a norm need no cast beside an activation of any format."""
+    for name in names:
+        value = held.get(name, _ELSEWHERE)
+        if value is not None and value.dtype is not torch.float32:
             return False
     return True
-
-
-def _cast_input(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return `x` in `dtype`, or None where it is not to be cast: float64 is the author's explicit choice."""
-    return to_dtype(x, dtype) if x.dtype in CASTABLE else None

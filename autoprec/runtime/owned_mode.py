@@ -56,7 +56,7 @@ class OwnedMode(CastMode):
         if owner.is_sharded():  # FSDP2 refills its weights unseen, and a cast that is kept would undo the sharding
             self.casts = {dtype: _Forgetful() for dtype in CASTABLE}
         else:
-            self.kept_casts = owner.kept_casts
+            self.kept_casts = owner.kept_casts.of_forward()
 
     def on_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a backward pass, in which this mode stands aside."""

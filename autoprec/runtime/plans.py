@@ -17,7 +17,7 @@ SiteKey = tuple[str, str, int]
 _AGREEING = frozenset({"matmul", "convolution", "attention", "recurrent", "loss", "sampling"})
 _AGREEING_OPS = frozenset({"prelu", "cross", "linalg_cross", "embedding_bag"})
 # Dtypes that are cast; float64 is the author's explicit choice.
-CASTABLE = frozenset({torch.float16, torch.bfloat16, torch.float32})
+CASTABLE = (torch.float32, torch.bfloat16, torch.float16)  # a tuple: torch.compile guards on every look into a set
 # They run a backward pass: weights may be updated by hooks in it, and what is recomputed in it casts by itself.
 BACKWARD = frozenset({"backward", "grad"})
 COMPARISONS = frozenset({"isclose", "allclose"})  # no sites, and yet their arguments must agree

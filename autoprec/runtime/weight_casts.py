@@ -1,12 +1,14 @@
 """Casts of weights that are made once an optimizer step, not once a forward, and are never stale."""
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from autoprec.runtime.edits import watch_for
 
@@ -53,6 +55,9 @@ class WeightCasts:
     undo the sharding. Neither is anything kept once the model has run inside a CUDA graph, whose replay runs an
     optimizer without its hooks.
     Code that writes to a weight's memory behind torch's back must call `clear()`.
+
+    A loop that steps after each forward has nothing to share, and pays for keeping in time and memory: after such a step
+    nothing is kept, until a second forward comes before the next one.
     """
 
     def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
@@ -60,10 +65,28 @@ class WeightCasts:
         self._kept: dict[int, dict[torch.dtype, _Kept]] = {}
         self._most = 0  # that many weights are kept before those are dropped that the model holds no longer
         self._captured = False
+        self._forwards = 0  # since the last optimizer step
+        self._is_shared = True  # whether there was more than one before it; nobody knows before the first
+        self._steps_us: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
         watch_for(self)
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    def of_forward(self) -> "WeightCasts | None":
+        """Return what the forward that begins now is to take its casts from, None where nobody would share them."""
+        self._forwards += torch.is_grad_enabled()
+        return self if self._is_shared or self._forwards > 1 else None
+
+    def stepped(self, optimizer: Optimizer, weights: Sequence[torch.Tensor]) -> None:
+        """Drop the casts of what `optimizer` has written to, or is about to."""
+        self.forget(weights)
+        is_ours = self._steps_us.get(optimizer)
+        if is_ours is None:
+            ids = {id(weight) for weight in self._parameters()}
+            is_ours = self._steps_us[optimizer] = any(id(weight) in ids for weight in weights)
+        if is_ours and self._forwards:
+            self._is_shared, self._forwards = self._forwards > 1, 0
 
     def cast(self, weight: torch.Tensor, dtype: torch.dtype, version: int) -> torch.Tensor:
         """Return `weight` in `dtype`, from an earlier forward if it is still good; its version is known."""

@@ -1,6 +1,7 @@
 """A policy under torch.compile: the compiled model is the applied one, with no break or recompilation of ours."""
 
 import copy
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ import torch._dynamo
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import autoprec
 from autoprec.errors import ApplyError
@@ -342,8 +343,30 @@ class CheckpointedModule(nn.Module):
         return y
 
 
+def keeps_matmuls(_: Any, op: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    is_matmul = op in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+    return CheckpointPolicy.MUST_SAVE if is_matmul else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class SelectiveModule(CheckpointedModule):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        contexts = functools.partial(create_selective_checkpoint_contexts, keeps_matmuls)
+        y: torch.Tensor = self.head(checkpoint(self.body, x, use_reentrant=False, context_fn=contexts))
+        return y
+
+
+class ReentrantModule(CheckpointedModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)  # this kind gives its parameters gradients only where its input needs one
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(checkpoint(self.body, self.stem(x), use_reentrant=True))
+        return y
+
+
 @pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.long)])
-@pytest.mark.parametrize("build", [CheckpointedCode, CheckpointedModule])
+@pytest.mark.parametrize("build", [CheckpointedCode, CheckpointedModule, SelectiveModule, ReentrantModule])
 def test_checkpointed_code_compiles_with_its_casts(build: Callable[[], nn.Module], backend: str) -> None:
     model, twin = pair(build, MIXED)
     compiled = torch.compile(model, backend=backend, fullgraph=True)

@@ -4,6 +4,7 @@ This CPU may have no reduced precision, where the setting changes no number; so 
 and a dispatch mode reads the setting when each aten op runs, on the way forward and on the way back.
 """
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +21,11 @@ from autoprec.policy import MatmulPrecision, Parameters, Policy, Rule
 from autoprec.runtime import apply, inside_fp32, matmul_precision
 
 PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "convolution", "convolution_backward")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_is_left_of_other_tests() -> None:
+    gc.collect()  # a policy that goes while a test runs gives back the precision that it found
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from torch.utils import swap_tensors
 from torch.utils.checkpoint import checkpoint
 
 from autoprec.policy import Policy, Rule
-from autoprec.runtime import apply, edits
+from autoprec.runtime import apply, edits, leaves
 from autoprec.runtime import weight_casts as casts_of_weights
 
 BF16 = Policy(name="test", rules=(Rule(sites="*", format="bf16"),))
@@ -32,7 +32,8 @@ def casts(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
         return plain(tensor)
 
     table = {**casts_of_weights.CONVERSIONS, torch.bfloat16: noting}
-    monkeypatch.setattr(casts_of_weights, "CONVERSIONS", table)
+    for place in (casts_of_weights, leaves):
+        monkeypatch.setattr(place, "CONVERSIONS", table)
     return noted
 
 
@@ -254,6 +255,52 @@ def test_the_memory_of_the_casts_is_free_in_the_step() -> None:
     model(X)
     precision.remove()
     assert len(kept) == 0
+
+
+def test_a_loop_of_one_forward_a_step_keeps_no_casts(casts: list[torch.Size]) -> None:
+    model: Any = model_of()
+    kept = apply(model, BF16).kept_casts
+    optimizer, other = foreach(model), foreach(nn.Linear(2, 2))
+    model(X).sum().backward()
+    optimizer.step()
+    for _ in range(2):
+        with torch.no_grad():
+            model(X)  # one that validates has no casts to share
+        model(X).sum().backward()
+        assert len(kept) == 0
+        other.step()
+        optimizer.step()
+    assert casts.count(LARGE) == 1 + 4
+
+
+def test_a_second_forward_before_the_step_shares_casts_from_then_on(casts: list[torch.Size]) -> None:
+    model: Any = model_of()
+    kept = apply(model, BF16).kept_casts
+    optimizer = foreach(model)
+    model(X).sum().backward()
+    optimizer.step()
+    casts.clear()
+    for expected in (0, 1, 1):
+        model(X).sum().backward()
+        assert len(kept) == expected
+    assert casts.count(LARGE) == 2
+    optimizer.step()
+    for _ in range(3):
+        model(X).sum().backward()
+    assert casts.count(LARGE) == 3
+    assert_fresh(model)
+
+
+def test_the_steps_of_other_optimizers_say_nothing_of_what_is_shared(casts: list[torch.Size]) -> None:
+    model: Any = model_of()
+    apply(model, BF16)
+    optimizer, other = foreach(model), foreach(nn.Linear(2, 2))
+    for _ in range(2):
+        for _ in range(2):
+            model(X).sum().backward()
+            other.step()
+        optimizer.step()
+    assert casts.count(LARGE) == 2
 
 
 def test_the_step_of_another_optimizer_keeps_the_casts(casts: list[torch.Size]) -> None:
