@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 from autoprec.records.planner import MinimalRecord, PlannerRecord
 
 SCHEMA_VERSION = 1
+UNPROVEN = "lowers marked sites"  # how the reason of a trial begins that no faithful one allows
 
 TrialKind: TypeAlias = Literal["baseline", "plan", "search", "policy"]
 TrialState: TypeAlias = Literal["complete", "pruned", "failed", "duplicate", "running", "waiting"]

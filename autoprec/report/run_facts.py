@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from autoprec.records.planner import MinimalRecord, PlannerRecord
 from autoprec.records.quantities import count_text, percent_text, seconds_text
-from autoprec.records.run import ChosenRecord, RunRecord, TrialRecord
+from autoprec.records.run import UNPROVEN, ChosenRecord, RunRecord, TrialRecord
 
 _ENDED_EARLY = {"pruned": "ended early", "failed": "failed"}
 _ENDS: Mapping[str, str] = MappingProxyType(
@@ -22,10 +22,10 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     states = [trial.state for trial in trials if trial.was_run]
     measured = f"{num_measured(record)} in {seconds_text(record.wall_s)}"
     details = [f"{states.count(state)} {word}" for state, word in _ENDED_EARLY.items() if state in states]
-    untried = [trial.reason.startswith("predicted") for trial in trials if not trial.was_run]
-    for is_slow, why in ((True, "predicted to be too slow"), (False, "marks forbid them")):
-        if is_slow in untried:
-            details.append(f"{untried.count(is_slow)} more not tried, as {why}")
+    untried = [trial.reason.startswith(UNPROVEN) for trial in trials if not trial.was_run]
+    for is_marked, why in ((False, "predicted to be too slow"), (True, "marks forbid them")):
+        if is_marked in untried:
+            details.append(f"{untried.count(is_marked)} more not tried, as {why}")
     graph = record.graph
     return (
         ("workload", f"{record.workload}: {graph.num_sites} sites, {graph.num_nodes} nodes, graph {graph.fingerprint}"),

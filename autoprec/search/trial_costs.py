@@ -60,9 +60,7 @@ def _step_s(trial: TrialRecord, fp32_step_s: float) -> float:
     return fp32_step_s / trial.speedup.value
 
 
-def _error(
-    model: CostModel, policy: Policy, trial: TrialRecord, fp32_step_s: float, fused_s: float
-) -> TrialCostRecord:
+def _error(model: CostModel, policy: Policy, trial: TrialRecord, fp32_step_s: float, fused_s: float) -> TrialCostRecord:
     assert trial.speedup is not None
     predicted, step_s = model.predict_policy(policy), _step_s(trial, fp32_step_s)
     predicted_s = predicted.step_s - fused_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from autoprec.graph.site import Site
 from autoprec.policy import AS_GIVEN, Policy, resolve
-from autoprec.records.run import SearchEnd, TrialKind, TrialRecord
+from autoprec.records.run import UNPROVEN, SearchEnd, TrialKind, TrialRecord
 from autoprec.search.budget import Budget, proof_s, reserve_s, trial_s
 from autoprec.search.choices import Choice, choice_key, goes_beyond, policy_of, run_key
 from autoprec.search.cost_model import CostModel
@@ -227,7 +227,7 @@ def _unproven_beyond(asked: Asked, key: str, records: Sequence[TrialRecord]) -> 
     where = [asked.choice[name] for name in ("plan", "low")]
     if any(each.is_faithful and [each.choice.get(name) for name in ("plan", "low")] == where for each in records):
         return None
-    reason = f"lowers marked sites as {where[0]} does, which was not measured to be faithful: not tried"
+    reason = f"{UNPROVEN} as {where[0]} does, which was not measured to be faithful: not tried"
     return TrialRecord(
         number=asked.number, name=asked.name, kind=asked.kind, choice=asked.choice, key=key, state="pruned",
         reason=reason,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autoprec.records.planner import MinimalRecord
-from autoprec.records.run import KeptRecord, RunRecord
+from autoprec.records.run import UNPROVEN, KeptRecord, RunRecord
 from autoprec.report.run_facts import run_facts
 from autoprec.report.run_json import result_json
 from autoprec.report.views import run_view
@@ -91,7 +91,7 @@ def test_what_runs_low_in_spite_of_a_mark_says_which_trial_showed_that_it_can() 
 
 def test_what_was_not_tried_says_why() -> None:
     untried = replace(RUN.trials[-1], state="pruned", num_steps=0, wall_s=0.0)
-    slow, marked = (replace(untried, number=9, reason=reason) for reason in ("predicted to be 9x slower", "lowers"))
+    slow, marked = (replace(untried, number=9, reason=reason) for reason in ("predicted to be 9x slower", UNPROVEN))
     text = fact(replace(RUN, trials=(*RUN.trials, slow, slow, marked)), "measured")
     assert text is not None
     assert text.endswith("2 more not tried, as predicted to be too slow, 1 more not tried, as marks forbid them")
