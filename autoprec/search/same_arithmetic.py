@@ -125,7 +125,7 @@ class _Step:
 def _steps(run: Training, count: int, follow: Sequence[_Step] = ()) -> tuple[_Step, ...]:
     """Return the first steps of a run, which is closed.
 
-    With `follow`, each of them starts from the weights of that one, and its optimizer is given that one's gradients.
+    With `follow`, the optimizer is given its gradients in each of them, so that the weights stay equal up to rounding.
     """
     with run:
         parameters = dict(run.model.named_parameters())
@@ -142,10 +142,6 @@ def _step(run: Training, parameters: Mapping[str, torch.nn.Parameter], follow: _
                 if follow is not None and name in follow.gradients:
                     p.grad.copy_(follow.gradients[name])
 
-    if follow is not None:
-        with torch.no_grad():
-            for name, p in parameters.items():
-                p.copy_(follow.weights[name])
     weights = {name: _copied(p) for name, p in parameters.items()}
     hook = run.optimizer.register_step_pre_hook(look)
     run.step()
