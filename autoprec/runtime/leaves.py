@@ -54,6 +54,11 @@ _UNARY: Mapping[type[nn.Module], str] = MappingProxyType(
     }
 )
 
+# What these call in the end: two frames of Python less, where one of them costs more than the kernel.
+_KERNELS: Mapping[type[nn.Module], Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {nn.ReLU: torch.relu, nn.SiLU: torch._C._nn.silu, nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid}
+)
+
 # Guarded once a graph, where `type(module).forward` is once a module.
 _FORWARDS: Mapping[str, Callable[..., Any]] = {kind.__name__: kind.forward for kind in (*_WEIGHTED, *_UNARY)}
 
@@ -143,7 +148,7 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
     """Return the forward of a module whose one op casts its input alone, or nothing."""
     kind, original = type(module), type(module).forward
     names = tuple(module._parameters) if kind in _NORMS else ()
-    convert = None if dtype is None else CONVERSIONS[dtype]
+    convert, kernel = None if dtype is None else CONVERSIONS[dtype], _KERNELS.get(kind)
 
     def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
         if is_dynamo_compiling():
@@ -155,14 +160,14 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
             and type(self) is kind
             and type(input) is torch.Tensor
             and num_modes() == 1
-            and not (dtype is not None and self.__dict__.get("inplace"))
+            and (not (inplace := self.__dict__.get("inplace")) or dtype is None)
         ):
             with DisableTorchFunction():
                 x: torch.Tensor | None = input
                 if convert is not None and (found := input.dtype) is not dtype:
                     x = convert(input) if found in CASTABLE else None  # float64 is the author's explicit choice
                 if x is not None and (not names or _are_stored_in_fp32(self._parameters, names)):
-                    return original(self, x)
+                    return original(self, x) if kernel is None or inplace else kernel(x)
         return general(self, input)
 
     return forward

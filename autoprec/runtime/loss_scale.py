@@ -1,6 +1,7 @@
 """Loss scaling on `torch.amp.GradScaler`, with the bounds a policy sets and an eye on the order of calls."""
 
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,7 +68,7 @@ class BoundedGradScaler(torch.amp.GradScaler):
         bounds = (loss_scale.initial, loss_scale.initial) if static else (loss_scale.minimum, loss_scale.maximum)
         self._minimum, self._maximum = bounds
         self._gradients = None if parameters is None or not self._enabled else ScaledGradients(parameters)
-        self._steps = False
+        self._steps = self._was_used = False
         self._counted: torch.Tensor | None = None
         if self._gradients is not None:
             _watch_steps()
@@ -84,6 +85,7 @@ class BoundedGradScaler(torch.amp.GradScaler):
     def scale(self, outputs: Any) -> Any:
         """Return `outputs` (a tensor, or tensors in containers) times the scale, as `GradScaler.scale` does."""
         scaled: Any = super().scale(outputs)
+        self._was_used = True
         if self._gradients is not None:
             for each in (scaled,) if isinstance(scaled, torch.Tensor) else torch.utils._pytree.tree_leaves(scaled):
                 self._gradients.watch(each)
@@ -147,14 +149,33 @@ class BoundedGradScaler(torch.amp.GradScaler):
         return self._scale.clone() if self._enabled and self._scale is not None else None
 
     def check_step_beside(self, optimizer: torch.optim.Optimizer) -> None:
-        """Raise `ScalingError` if the optimizer steps past this scaler on gradients that are still scaled."""
+        """Look at a step past this scaler: warn, once, if no loss was ever scaled.
+
+        Raises: `ScalingError` if the gradients are still scaled.
+        """
         if self._steps or self._gradients is None or self.is_unscaled(optimizer):
             return
+        if not self._was_used:
+            self._warn_unused(optimizer)
         if self._gradients.is_scaled and self._gradients.holds(optimizer):
             raise ScalingError(
                 f"{type(optimizer).__name__}.step: its gradients are still multiplied by the loss scale; "
                 f"write{_TWO_LINES}or call precision.scaler.step(optimizer) and precision.scaler.update()"
             )
+
+    def _warn_unused(self, optimizer: torch.optim.Optimizer) -> None:
+        """Warn of training without the loss scale that the policy asks for."""
+        assert self._gradients is not None
+        if not self._gradients.are_of(optimizer):
+            return
+        self._was_used = True
+        warnings.warn(
+            f"{type(optimizer).__name__}.step: the policy scales the loss, and this one was not scaled, so that "
+            f"gradients too small for fp16 become zero; write{_TWO_LINES}or give precision.scaler to what runs the "
+            "loop, or put loss_scale: none into the policy (said once)",
+            RuntimeWarning,
+            stacklevel=5,
+        )
 
     def accept_gradients(self) -> None:
         """Take gradients that were changed while scaled for good: an average of them, say, or an all-reduce by hand."""

@@ -58,6 +58,11 @@ class ScaledGradients:
             if (gradient := parameter.grad) is not None
         )
 
+    def are_of(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether the optimizer has a gradient of one of the parameters."""
+        mine = {id(parameter) for parameter in self._source()}
+        return any(id(parameter) in mine and parameter.grad is not None for parameter in parameters_of(optimizer))
+
     def mixed(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return whether a scaled gradient of the optimizer's was added to one that an earlier step left behind."""
         return bool(self._mixed) and any(

@@ -56,8 +56,8 @@ class WeightCasts:
     optimizer without its hooks.
     Code that writes to a weight's memory behind torch's back must call `clear()`.
 
-    A loop that steps after each forward has nothing to share, and pays for keeping in time and memory: after such a step
-    nothing is kept, until a second forward comes before the next one.
+    A loop that steps after each forward has nothing to share, and pays for keeping in time and memory: after such a
+    step nothing is kept, until a second forward comes before the next one.
     """
 
     def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:

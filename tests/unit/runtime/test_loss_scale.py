@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from autoprec.policy import LossScale
+from autoprec.runtime import apply
 from autoprec.runtime.loss_scale import BoundedGradScaler
 
 
@@ -67,3 +68,27 @@ def test_a_checkpoint_of_another_policy_stays_within_the_bounds() -> None:
     assert narrow.get_scale() == 16.0
     narrow.scale(torch.ones(1))
     assert narrow.get_scale() == 16.0
+
+
+def test_a_loop_that_forgets_the_scale_is_told_once() -> None:
+    model = torch.nn.Linear(2, 2)
+    apply(model, "autocast-fp16")
+    optimizer, other = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (model, torch.nn.Linear(2, 2)))
+    model(torch.ones(1, 2)).sum().backward()
+    other.step()  # has none of the gradients
+    with pytest.warns(RuntimeWarning, match=r"^SGD.step: the policy scales the loss, and this") as told:
+        optimizer.step()
+    assert "precision.backward(loss)" in str(told[0].message)
+    assert told[0].filename == __file__
+    optimizer.step()  # said once: warnings are errors here
+
+
+def test_a_loop_that_scales_is_told_nothing_even_of_steps_without_a_scale() -> None:
+    model = torch.nn.Linear(2, 2)
+    precision = apply(model, "autocast-fp16")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    precision.backward(model(torch.ones(1, 2)).sum())
+    precision.step(optimizer)
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
