@@ -117,7 +117,7 @@ def tune(options: TuneOptions, observer: Observer | None = None) -> RunRecord:
             options.seed,
             options.baselines,
             options.budget_s,
-            places.run_dir / "fronts.json",
+            places.fronts,
             resumes=stored is not None,
         )
         for note in subject.notes:

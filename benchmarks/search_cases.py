@@ -2,12 +2,18 @@
 
 `gpt` normalizes by E[x^2] - E[x]^2 a residual stream whose mean is far from zero; `conv` standardizes raw pixels in the
 same way before a few convolutions; `trend` fits what is left of a large trend, which it adds back before the loss.
+Three have several traps of different kinds, apart from each other: `forecast` standardizes prices by hand, reads the
+phase of late times, and adds the running sum of its steps to the last price; `scan` mixes a sequence by weights that
+decay with the distance of places in the whole text, in each block, and ends in a norm as that of `gpt`; `pairs`
+compares embeddings that share an offset by |x|^2 + |y|^2 - 2xy, over a log-sum-exp written out, after inputs with the
+naive variance.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +21,7 @@ from torch.nn import functional as F
 
 from autoprec import Workload
 
-WIDTH, HEADS, CONTEXT, BATCH, COUNT = 64, 4, 16, 4, 24
+WIDTH, HEADS, CONTEXT, LONG, BATCH, COUNT = 64, 4, 16, 64, 4, 24
 TEXT = torch.frombuffer(bytearray((Path(__file__).parents[1] / "LICENSE").read_bytes()), dtype=torch.uint8)
 Pair = tuple[Tensor, Tensor]
 
@@ -106,6 +112,99 @@ class Trend(nn.Module):
         return self.level + self.slope * (100 * x[:, 0]) + self.head(y)[:, 0]  # type: ignore[no-any-return]
 
 
+class Mlp(nn.Module):
+    """A residual MLP behind a layer norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x with what the MLP adds."""
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Forecast(nn.Module):
+    """Forecasts the next prices from windows of prices and their times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frequencies = nn.Parameter(torch.tensor([math.pi / 4, math.pi / 7, math.pi / 12]), requires_grad=False)
+        self.read = nn.Linear(7 * CONTEXT, WIDTH)
+        self.blocks = nn.Sequential(Mlp(), Mlp(), Mlp())
+        self.head = nn.Linear(WIDTH, CONTEXT)
+
+    def forward(self, prices: Tensor, times: Tensor) -> Tensor:
+        """Return as many further prices as the window has."""
+        mean = prices.mean(-1, keepdim=True)
+        scale = ((prices * prices).mean(-1, keepdim=True) - mean * mean).clamp_min(1e-3).sqrt()
+        phases = times[..., None] * self.frequencies
+        seasons = torch.cat([phases.sin(), phases.cos()], -1).flatten(1)
+        x = self.blocks(self.read(torch.cat([(prices - mean) / scale, seasons], -1)))
+        return prices[:, -1:] + torch.cumsum(self.head(x), -1)  # type: ignore[no-any-return]
+
+
+class Mixer(nn.Module):
+    """Mixes a sequence by weights that decay with time, as gated linear attention does in its parallel form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.read = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
+        self.gate, self.write = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        """Return x with what each place reads of those before it."""
+        y = self.norm(x)
+        q, k, v = self.read(y).chunk(3, -1)
+        rate = F.softplus(self.gate(y)) / 4
+        decay = torch.exp(-rate * (places[:, :, None] - places[:, None, :])).tril()
+        weights = torch.tanh(q @ k.transpose(-1, -2) / WIDTH) + 1
+        return x + self.write((weights * decay) @ v)
+
+
+class Scan(nn.Module):
+    """A byte-level model of decaying memory over long windows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Embedding(256, WIDTH)
+        self.mixers, self.mlps = nn.ModuleList([Mixer(), Mixer()]), nn.ModuleList([Mlp(), Mlp()])
+        self.offset = nn.Parameter(torch.full((WIDTH,), 8.0))
+        self.norm, self.head = Norm(), nn.Linear(WIDTH, 256)
+
+    def forward(self, text: Tensor, places: Tensor) -> Tensor:
+        """Return the logits of the next byte."""
+        x = self.token(text) + self.offset
+        for mixer, mlp in zip(self.mixers, self.mlps, strict=True):
+            x = mlp(mixer(x, places))
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+class Pairs(nn.Module):
+    """Embeds both sides of pairs; the embeddings have a large offset in common."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(16, WIDTH), nn.Linear(16, WIDTH)
+        self.blocks = nn.Sequential(Mlp(), Mlp())
+        self.head = nn.Linear(WIDTH, WIDTH)
+        nn.init.constant_(self.head.bias, 6.0)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the negated squared distance of each left to each right one."""
+        x = self.head(self.blocks(self.left(standardized(left))))
+        y = self.head(self.blocks(self.right(standardized(right))))
+        squares = (x * x).sum(-1)[:, None] + (y * y).sum(-1)[None, :]
+        return -(squares - 2 * x @ y.T)  # type: ignore[no-any-return]
+
+
+def standardized(x: Tensor) -> Tensor:
+    """Return x with mean 0 and variance 1."""
+    mean = x.mean(-1, keepdim=True)
+    variance = (x * x).mean(-1, keepdim=True) - mean * mean
+    return (x - mean) / (variance.clamp_min(0) + 1e-3).sqrt()
+
+
 def text_batches(times: int = 1) -> Iterator[Pair]:
     """Yield windows of a text, and the same one byte later."""
     generator = torch.Generator().manual_seed(0)
@@ -136,9 +235,40 @@ def series_batches(times: int = 1) -> Iterator[Pair]:
         yield x, 900 + 50 * x[:, 0] + torch.sin(x @ weights)[:, 0]
 
 
-def cross_entropy(model: nn.Module, batch: Pair) -> Tensor:
-    """Return the cross entropy."""
-    return F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
+def price_batches(times: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield windows of prices about 4000 with three seasons, the times they were paid at, and what follows."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(COUNT):
+        start = torch.randint(3000, (4 * times * BATCH, 1), generator=generator)
+        time = (start + torch.arange(2 * CONTEXT)).float()
+        level = 4000 + 10 * torch.randn(len(time), 1, generator=generator)
+        season = 4 * (time * math.pi / 4).sin() + 3 * (time * math.pi / 7).cos() + 2 * (time * math.pi / 12).sin()
+        price = level + season + 0.1 * torch.randn(time.shape, generator=generator)
+        yield price[:, :CONTEXT], time[:, :CONTEXT], price[:, CONTEXT:]
+
+
+def long_text_batches(times: int = 1) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield long windows of a text, the places of their bytes in it, and the same one byte later."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(COUNT):
+        starts = torch.randint(len(TEXT) - LONG, (times, 1), generator=generator)
+        places = starts + torch.arange(LONG + 1)
+        windows = TEXT[places].long()
+        yield windows[:, :-1], places[:, :-1].float(), windows[:, 1:]
+
+
+def pair_batches(times: int = 1) -> Iterator[Pair]:
+    """Yield two noisy views of each of some signals about 200."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(COUNT):
+        signal = torch.randn(4 * times * BATCH, 16, generator=generator)
+        noise = 0.3 * torch.randn(2, *signal.shape, generator=generator)
+        yield 200 + signal + noise[0], 200 + signal.roll(3, -1) + noise[1]
+
+
+def cross_entropy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    """Return the cross entropy; the last of a batch is what is to be found."""
+    return F.cross_entropy(model(*batch[:-1]).flatten(0, -2), batch[-1].flatten())
 
 
 def squared(model: nn.Module, batch: Pair) -> Tensor:
@@ -147,10 +277,26 @@ def squared(model: nn.Module, batch: Pair) -> Tensor:
     return (left * left).mean()
 
 
-_PARTS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Iterator[Pair]], Callable[..., Tensor]]] = {
+def squared_prices(model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Return the mean squared error of a forecast."""
+    return (model(batch[0], batch[1]) - batch[2]).square().mean()
+
+
+def contrastive(model: nn.Module, batch: Pair) -> Tensor:
+    """Return by how much others are nearer than the other half of a pair, by a log-sum-exp."""
+    logits = model(*batch) / 4
+    largest = logits.amax(-1, keepdim=True).detach()
+    total = (logits - largest).exp().sum(-1).log() + largest[:, 0]
+    return (total - logits.diagonal()).mean()
+
+
+_PARTS: Mapping[str, tuple[Callable[[], nn.Module], Callable[[int], Iterator[Any]], Callable[..., Tensor]]] = {
     "gpt": (Gpt, text_batches, cross_entropy),
     "conv": (Conv, pixel_batches, cross_entropy),
     "trend": (Trend, series_batches, squared),
+    "forecast": (Forecast, price_batches, squared_prices),
+    "scan": (Scan, long_text_batches, cross_entropy),
+    "pairs": (Pairs, pair_batches, contrastive),
 }
 NAMES = tuple(_PARTS)
 

@@ -42,7 +42,7 @@ class FormatCheck:
     @property
     def limit(self) -> float:
         """Return the relative gradient error beyond which the step is taken for broken."""
-        return max(_BROKEN * math.sqrt(format_named(self.format).unit_roundoff), _FLOORS * self.floor)
+        return max(healthy_error(self.format), _FLOORS * self.floor)
 
     @property
     def is_broken(self) -> bool:
@@ -54,6 +54,11 @@ class FormatCheck:
         """Return the error that a repair has to reach: one that a healthy step may show, and half of what it was."""
         healthy = max(_REPAIRED * math.sqrt(format_named(self.format).unit_roundoff), _FLOORS * self.floor)
         return min(healthy, self.damage.gradient_error / 2)
+
+
+def healthy_error(fmt: str) -> float:
+    """Return the relative gradient error that a healthy step in a format may show, where nothing is chaotic."""
+    return _BROKEN * math.sqrt(format_named(fmt).unit_roundoff)
 
 
 def check_format(

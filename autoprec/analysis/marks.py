@@ -70,6 +70,20 @@ class ReasonCode(StrEnum):
     FUSED_NORM = "fused_norm"
 
 
+# Faults of degree: digits are lost, and how many a run can spare only a run tells. What leaves the range of a format,
+# counts past it, has no kernel or a wrong one is broken however the run goes.
+OF_DEGREE = frozenset(
+    {
+        ReasonCode.CANCELLATION,
+        ReasonCode.BUILD_UP,
+        ReasonCode.SWAMPING,
+        ReasonCode.UNDERFLOW,
+        ReasonCode.MAGNIFIED,
+        ReasonCode.BACKWARD_ONLY,
+    }
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
     """Why a site got its verdict: a code for programs, a sentence for people, and the numbers behind it."""

@@ -8,10 +8,12 @@ returns, before loss code reads it, and the loss.
 `.to(...)` and `.type(...)` are taken for views: the op graph does not hold their arguments.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from autoprec.graph.opgraph import OpGraph, OpNode
+from autoprec.graph.opgraph import OpGraph, OpNode, Ref
 from autoprec.graph.site import LOSS_MODULE, Site
 from autoprec.ops import lookup
 
@@ -70,9 +72,21 @@ def _is_cast(node: OpNode) -> bool:
 
 
 def _arguments(op_graph: OpGraph, node: OpNode) -> Iterator[str]:
+    """Yield what a call is given, as often as it is among the arguments: each of them is cast for itself."""
+    times = Counter(_references((node.args, node.kwargs)))
     for source in op_graph.digraph.predecessors(node.name):
         if not op_graph.digraph.edges[source, node.name].get("memory"):
-            yield source
+            yield from [source] * max(times[source], 1)
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, Ref):
+        yield value.name
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _references(part)
+    elif isinstance(value, Mapping):
+        yield from _references(tuple(value.values()))
 
 
 def _reads(node: OpNode, sources: Sequence[_Result]) -> Iterator[Read]:

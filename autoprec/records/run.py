@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 from autoprec.records.planner import MinimalRecord, PlannerRecord
 
 SCHEMA_VERSION = 1
+UNPROVEN = "lowers marked sites"  # how the reason of a trial begins that no faithful one allows
 
 TrialKind: TypeAlias = Literal["baseline", "plan", "search", "policy"]
 TrialState: TypeAlias = Literal["complete", "pruned", "failed", "duplicate", "running", "waiting"]
@@ -174,7 +175,10 @@ class VerificationRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptRecord:
-    """Sites the written policy keeps in FP32, by pattern, and why; `price_frac` is their predicted cost, in steps."""
+    """Sites by pattern, and why the written policy keeps them in FP32, or does not.
+
+    `price_frac` is what FP32 is predicted to cost there, in steps.
+    """
 
     sites: str
     num_sites: int
@@ -184,7 +188,10 @@ class KeptRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChosenRecord:
-    """The policy that was written and what it costs and gains. `verified` says whether it was trained a second time."""
+    """The policy that was written and what it costs and gains. `verified` says whether it was trained a second time.
+
+    `lowered` are sites that run low although they were marked to stay FP32, and which trial showed that they can.
+    """
 
     name: str
     kind: TrialKind
@@ -197,6 +204,7 @@ class ChosenRecord:
     num_sites: int
     kept: tuple[KeptRecord, ...]
     policy: str
+    lowered: tuple[KeptRecord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

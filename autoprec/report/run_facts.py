@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from autoprec.records.planner import MinimalRecord, PlannerRecord
 from autoprec.records.quantities import count_text, percent_text, seconds_text
-from autoprec.records.run import RunRecord, TrialRecord
+from autoprec.records.run import UNPROVEN, ChosenRecord, RunRecord, TrialRecord
 
 _ENDED_EARLY = {"pruned": "ended early", "failed": "failed"}
 _ENDS: Mapping[str, str] = MappingProxyType(
@@ -22,9 +22,10 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
     states = [trial.state for trial in trials if trial.was_run]
     measured = f"{num_measured(record)} in {seconds_text(record.wall_s)}"
     details = [f"{states.count(state)} {word}" for state, word in _ENDED_EARLY.items() if state in states]
-    not_run = len(trials) - len(states)
-    if not_run:
-        details.append(f"{not_run} more not tried, as predicted to be too slow")
+    untried = [trial.reason.startswith(UNPROVEN) for trial in trials if not trial.was_run]
+    for is_marked, why in ((False, "predicted to be too slow"), (True, "marks forbid them")):
+        if is_marked in untried:
+            details.append(f"{untried.count(is_marked)} more not tried, as {why}")
     graph = record.graph
     return (
         ("workload", f"{record.workload}: {graph.num_sites} sites, {graph.num_nodes} nodes, graph {graph.fingerprint}"),
@@ -34,6 +35,7 @@ def run_facts(record: RunRecord) -> tuple[tuple[str, str], ...]:
         *_planned(record.planner),
         *_held_against(record.planner),
         *_minimal(record.minimal),
+        *_lowered(record.chosen),
     )
 
 
@@ -102,3 +104,9 @@ def _minimal(minimal: MinimalRecord | None) -> Iterator[tuple[str, str]]:
         yield "taken out", f"{', '.join(minimal.removed)}: not needed ({tried}){rest}"
     else:
         yield "taken out", f"nothing ({tried}){rest}" + (f": {minimal.reason}" if minimal.reason else "")
+
+
+def _lowered(chosen: ChosenRecord | None) -> Iterator[tuple[str, str]]:
+    """Yield what runs low in spite of its marks."""
+    for row in () if chosen is None else chosen.lowered:
+        yield "low in spite of a mark", f"{row.sites}: {row.why}"

@@ -28,8 +28,9 @@ Value: TypeAlias = str | int | float
 Choice: TypeAlias = Mapping[str, Value]
 
 FP32, LOW = "fp32", "low"
-# Where a choice starts from: the classes of ops, or a plan of the front of its low format, by its place there.
-CLASSES, CUT = "classes", "cut"
+# Where a choice starts from: the classes of ops, or a plan of the front of its low format, by its place there, or one
+# beyond the front.
+CLASSES, CUT, BEYOND = "classes", "cut", "beyond"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,8 +87,16 @@ def dimensions(space: Space, layout: Layout) -> tuple[Dimension, ...]:
 
 def plan_names(layout: Layout) -> tuple[str, ...]:
     """Return the values of the dimension `plan`: as many as the longest front has plans, and the classes of ops."""
-    longest = max((len(front) for front in layout.fronts.values()), default=0)
-    return (CLASSES, *(f"{CUT}-{place}" for place in range(longest)))
+    names = [CLASSES]
+    for word, fronts in ((CUT, layout.fronts), (BEYOND, layout.beyond)):
+        longest = max((len(front) for front in fronts.values()), default=0)
+        names += [f"{word}-{place}" for place in range(longest)]
+    return tuple(names)
+
+
+def goes_beyond(choice: Choice) -> bool:
+    """Return whether a choice starts from a plan that lowers sites in spite of their marks."""
+    return str(choice.get("plan", CLASSES)).startswith(f"{BEYOND}-")
 
 
 def active(rows: Sequence[Dimension], low: str) -> tuple[Dimension, ...]:
@@ -176,17 +185,22 @@ def _kept(site: Site, choice: Choice, layout: Layout, low: str) -> str | None:
 def _planned(choice: Choice, layout: Layout, low: str) -> frozenset[Site] | None:
     """Return the sites that run low in the plan a choice starts from; None for the classes of ops.
 
-    A front that is shorter than others ends with its most faithful plan.
+    A front that is shorter than others ends with its most faithful plan; where nothing lies beyond it, what would be
+    there is its fastest one.
     """
-    name, front = str(choice.get("plan", CLASSES)), layout.fronts.get(low, ())
-    if name == CLASSES or not front:
+    name, front, beyond = str(choice.get("plan", CLASSES)), layout.fronts.get(low, ()), layout.beyond.get(low, ())
+    if name == CLASSES or not (front or beyond):
         return None
-    return front[min(int(name.removeprefix(f"{CUT}-")), len(front) - 1)]
+    word, _, place = name.partition("-")
+    if word == BEYOND:
+        return beyond[min(int(place), len(beyond) - 1)] if beyond else front[0]
+    return front[min(int(place), len(front) - 1)] if front else None
 
 
 def _kept_by(planned: frozenset[Site], site: Site, choice: Choice, layout: Layout, low: str) -> str | None:
     """Return why `site` stays FP32 in a choice that starts from a plan, or None if it runs low."""
-    if layout.verdict(site, low) == "must":
+    is_beyond = goes_beyond(choice) and bool(layout.beyond.get(low)) and site in planned
+    if layout.verdict(site, low) == "must" and not is_beyond:
         return layout.detail(site, low)
     if site not in planned:
         return f"planned: {low} here would cost more, in time or in gradient error, than it gains"

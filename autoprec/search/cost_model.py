@@ -166,11 +166,12 @@ class CostModel:
     def cast_costs(self, low: str) -> dict[str, CastCost]:
         """Return what casting the floating results of each node once takes, by its name.
 
-        The runtime shares the casts of parameters alone: each further reader of an activation casts it anew.
+        The runtime shares the casts of parameters alone: each further reader of an activation casts it anew. A node
+        that picks one of several results has the cost of that one.
         """
         costs = {}
         for facts in self.op_times.facts:
-            floating = [fact for fact in facts.outputs if fact.is_floating and fact.source[0] == facts.name]
+            floating = [fact for fact in facts.outputs if fact.is_floating]
             if floating:
                 down, up = (sum(self.cast_seconds(low, way, fact) for fact in floating) for way in ("down", "up"))
                 shared = self.op_graph[facts.name].kind == "parameter"
@@ -202,6 +203,7 @@ class _Step:
     saved: dict[tuple[str, str], int] = field(default_factory=dict)
     formats: dict[tuple[str, int], str] = field(default_factory=dict)
     shared: set[tuple[tuple[str, int], str]] = field(default_factory=set)
+    of_loss: set[tuple[str, int]] = field(default_factory=set)  # what loss code made of what the model returned
 
     def take(self, node: OpNode, facts: CallFacts) -> None:
         """Spend what a node costs."""
@@ -219,10 +221,12 @@ class _Step:
             self.is_bound |= time.timing.is_bound
             self._save(facts, time, used)
         made = time.kept.outputs if time is not None and len(time.kept.outputs) == len(facts.outputs) else ()
+        in_loss = _in_loss(node) or (node.site is None and any(fact.source in self.of_loss for fact in facts.inputs))
         for place, fact in enumerate(facts.outputs):
             if fact.source[0] == facts.name:
                 dtype = made[place] if made else fact.dtype
                 self.formats[fact.source] = _FORMATS.get(dtype, dtype)
+                self.of_loss.update({fact.source} if in_loss else ())
 
     def _pass_on(self, facts: CallFacts) -> None:
         for fact in facts.outputs:
@@ -231,15 +235,11 @@ class _Step:
     def _given(self, fact: TensorFact, node: OpNode) -> str:
         """Return the format of an input; what the loss reads of the model's results was cast to FP32 for it."""
         found = self.formats.get(fact.source, _FORMATS.get(fact.dtype, fact.dtype))
-        if self.fp32_outputs and found in self.model.op_times.formats and self._enters_loss(node, fact):
+        enters = _in_loss(node) and fact.source not in self.of_loss
+        if self.fp32_outputs and enters and found in self.model.op_times.formats:
             self._spend_cast(fact, found, FP32, shared=True)
             self.formats[fact.source] = found = FP32
         return found
-
-    def _enters_loss(self, node: OpNode, fact: TensorFact) -> bool:
-        producer = self.model.op_graph[fact.source[0]]
-        is_loss = node.site is not None and node.site.module == LOSS_MODULE
-        return is_loss and producer.site is not None and producer.site.module != LOSS_MODULE
 
     def _wanted(self, node: OpNode, given: list[str]) -> str | None:
         """Return the format a policy casts the arguments of a node to; None if it casts nothing."""
@@ -284,6 +284,10 @@ class _Step:
             fact = facts.outputs[place]
             fmt = _FORMATS.get(time.kept.outputs[place], time.kept.outputs[place])
             self.saved[fact.root, fmt] = fact.root_numel * _size(fmt)
+
+
+def _in_loss(node: OpNode) -> bool:
+    return node.site is not None and node.site.module == LOSS_MODULE
 
 
 def _widest(given: list[str]) -> str:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 
 from autoprec.analysis import Diagnosis, Mark, Marking
 from autoprec.analysis.low_format import low_format
+from autoprec.analysis.marks import OF_DEGREE
 from autoprec.analysis.site_errors import SiteErrors, site_errors
 from autoprec.capture import Recording
 from autoprec.graph.costs import OpCost, Planned, Precision
-from autoprec.graph.cut import cut_problem, predicted
+from autoprec.graph.cut import CutProblem, cut_problem, predicted
 from autoprec.graph.front import sweep
 from autoprec.graph.site import Site
 from autoprec.measure.op_time import measure_op_times
@@ -28,6 +29,8 @@ from autoprec.search.cost_model import CostModel
 _TIMES_SHARE, _ERRORS_SHARE = 0.15, 0.1
 _LONGEST_S = 60.0
 _MOST_PLANS = 12
+# Beyond marks: a trial must be predicted to save this part of a step, and no gradient may be off by more than its norm.
+_MOST_BEYOND, _WORTH_FRAC, _HOPELESS_ERROR = 4, 0.01, 1.0
 _NO_COST = OpCost(fp32_s=0.0, low_s=math.inf)
 
 
@@ -47,11 +50,16 @@ class FrontPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Front:
-    """The plans of one low format that save time, the fastest first, and the errors they were made from."""
+    """The plans of one low format that save time, the fastest first, and the errors they were made from.
+
+    Those `beyond` lower sites that are marked to stay FP32, as few as gain enough, the most exact first. They are worth
+    a trial once the others are known to be faithful: then a run says whether it spares the digits that are lost there.
+    """
 
     low: str
     plans: tuple[FrontPlan, ...]
     errors: SiteErrors
+    beyond: tuple[FrontPlan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +109,8 @@ def fronts_of(
         errors = site_errors(
             marking.references[0], fmt, sites, loss_scale=scale, max_s=_ERRORS_SHARE * budget_s / len(lows)
         )
-        found[low] = front_of(model, low, errors, kept_in(marking.marks, low))
+        front = front_of(model, low, errors, kept_in(marking.marks, low))
+        found[low] = replace(front, beyond=beyond_of(model, front, marking.marks))
     return Fronts(by_format=found, cost_model=model)
 
 
@@ -119,7 +128,37 @@ def front_of(
 ) -> Front:
     """Return the front of a low format; with `float8`, the errors of sites in FP8, that is a way of being low."""
     problem = cut_problem(model.op_graph, _costs(model, low, errors, kept, float8), model.cast_costs(low))
-    swept = sweep(problem, max_plans=_MOST_PLANS)
+    return Front(low=low, plans=_swept(problem, _MOST_PLANS), errors=errors)
+
+
+def beyond_of(model: CostModel, front: Front, marks: Sequence[Mark]) -> tuple[FrontPlan, ...]:
+    """Return plans that lower sites in spite of their marks and are predicted to be faster than the whole front.
+
+    A mark that says what breaks in any case is kept, and so is one whose site alone makes a step that is not finite.
+    Sites of layers that are alike have one error and one time, so that the cut lowers them together.
+    """
+    low = front.low
+    kept = kept_in([mark for mark in marks if not _is_of_degree(mark)], low)
+    if kept == kept_in(marks, low):
+        return ()
+    problem = cut_problem(model.op_graph, _costs(model, low, front.errors, kept, None), model.cast_costs(low))
+    worth_s = _WORTH_FRAC * predicted(problem, {}).time_s
+    bar = max((plan.saved_s for plan in front.plans), default=0.0)
+    found: list[FrontPlan] = []
+    for plan in reversed(_swept(problem, 4 * _MOST_PLANS)):
+        if plan.error <= _HOPELESS_ERROR and plan.saved_s > bar + worth_s:
+            found.append(plan)
+            bar = plan.saved_s
+    return tuple(found[:_MOST_BEYOND])
+
+
+def _is_of_degree(mark: Mark) -> bool:
+    return mark.verdict == "must" and all(reason.code in OF_DEGREE for reason in mark.reasons[:1])
+
+
+def _swept(problem: CutProblem, most: int) -> tuple[FrontPlan, ...]:
+    """Return the plans that save time at some price of error, the fastest first."""
+    swept = sweep(problem, max_plans=most)
     fp32_s = predicted(problem, {}).time_s
     plans = [
         FrontPlan(
@@ -131,11 +170,7 @@ def front_of(
         for plan in swept
         if _at(plan, "low", "fp8")
     ]
-    return Front(
-        low=low,
-        plans=tuple(plan for plan in plans if plan.saved_s > 0),
-        errors=errors,
-    )
+    return tuple(plan for plan in plans if plan.saved_s > 0)
 
 
 def _errors_record(errors: SiteErrors) -> SiteErrorsRecord:

@@ -32,7 +32,8 @@ class Layout:
     `layer` maps a site to the key of the layer choice it follows. `marks` are by (site, format). `searched` are the
     sites that default to FP32 and that the space allows to lower. `origin` maps a site that defaults to FP32 because
     it reads such a result to the site that made it. `groups` are globs that rules may use, general ones first.
-    `fronts` holds for each low format the sites that run low in each plan of its front, the fastest first.
+    `fronts` holds for each low format the sites that run low in each plan of its front, the fastest first, and `beyond`
+    those of the plans that lower marked sites too, the most exact first.
     """
 
     layer: Mapping[Site, str]
@@ -41,6 +42,7 @@ class Layout:
     origin: Mapping[Site, Site]
     groups: tuple[Group, ...]
     fronts: Mapping[str, tuple[frozenset[Site], ...]] = field(default_factory=dict)
+    beyond: Mapping[str, tuple[frozenset[Site], ...]] = field(default_factory=dict)
 
     @property
     def sites(self) -> tuple[Site, ...]:

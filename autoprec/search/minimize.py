@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from autoprec.analysis.reduction import reduced
 from autoprec.graph.site import Site
 from autoprec.ops import lookup
-from autoprec.policy import AS_GIVEN, COMPANIONS, Policy, Rule
+from autoprec.policy import AS_GIVEN, COMPANIONS, LossScale, Policy, Rule
 from autoprec.records.planner import MinimalRecord, minimal_name
 from autoprec.records.run import Interval, MemoryRecord, VerificationRecord
 from autoprec.search.choices import FP32, targets_of
@@ -33,6 +33,8 @@ _SURELY_NO_SLOWER = 0.99
 _PREDICTED = "predicted"
 # Settings beside the formats that a policy can do without, and what it has then.
 _SETTINGS: Mapping[str, Any] = {**dict.fromkeys(COMPANIONS, AS_GIVEN), "float32_matmul": "ieee"}
+# Gradients shrink, and spike, later in training than a proof sees: without a loss scale there must be room for both.
+_ROOM = 2.0**10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,7 @@ def minimized(outcome: Outcome, catalog: Catalog, bench: Bench, prices: Prices) 
     try:
         search.take_out_islands()
         search.take_out_settings()
+        search.take_out_loss_scale()
         is_whole = True
     except _OutOfTime:
         is_whole = False
@@ -164,6 +167,27 @@ class _Minimizing:
                 self.removed.append(key)
             else:
                 self.needed[key] = check.reason
+
+    def take_out_loss_scale(self) -> None:
+        """Drop the loss scale if gradients far smaller and far larger than they are now train as faithfully, and none.
+
+        Fixed scales make them so. Which speed that gains does not matter: nothing is left that could be set wrong.
+        """
+        if self.policy.loss_scale.kind == "none":
+            return
+        without = replace(self.policy, loss_scale=LossScale())
+        for factor, words in ((1 / _ROOM, "smaller"), (_ROOM, "larger")):
+            fixed = LossScale(kind="static", initial=factor, minimum=min(factor, 1.0))
+            check = self._verification(replace(without, loss_scale=fixed))
+            if not check.passed:
+                self.needed["loss_scale"] = f"with gradients {_ROOM:.0f} times {words}: {check.reason}"
+                return
+        check = self._verification(without)
+        if check.passed:
+            self.policy, self.check = without, check
+            self.removed.append("loss_scale")
+        else:
+            self.needed["loss_scale"] = check.reason
 
     def _candidates(self) -> tuple[Group, ...]:
         """Return the groups of kept sites that may be lowered, the cheapest first: those are taken out last."""

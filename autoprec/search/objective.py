@@ -24,7 +24,7 @@ from autoprec.measure.step_time import clock_of, no_garbage_collection
 from autoprec.policy import AS_GIVEN, Policy, preset
 from autoprec.records.run import FidelityRecord, HealthRecord, Interval, MemoryRecord, TrialRecord
 from autoprec.search.baselines import coarsest_format, rounding_of
-from autoprec.search.same_arithmetic import settled
+from autoprec.search.same_arithmetic import computes_in_fp32, drifts_as_chaos, settled
 from autoprec.search.study import Asked
 from autoprec.workload import Workload
 from autoprec.workload.origin import origin
@@ -160,11 +160,17 @@ class Objective:
         times: list[float] = []
         reference_times: list[float] = []
         stopped = ""
+
+        def drifts() -> bool:
+            """Return whether nothing can be told from this curve: FP32 by other kernels, no further off than chaos."""
+            in_fp32 = chaos is not None and computes_in_fp32(candidate.precision.policy)
+            return in_fp32 and chaos is not None and drifts_as_chaos(self.losses, losses, chaos)
+
         for number in range(protocol.num_rounds):
             ours, theirs, new = self._round(candidate, number)
             losses, times, reference_times = [*losses, *new], [*times, ours], [*reference_times, theirs]
             wants_stop = report(number, ours / theirs)
-            if hopeless(self.losses, losses, margin, horizon=protocol.horizon):
+            if hopeless(self.losses, losses, margin, horizon=protocol.horizon) and not drifts():
                 stopped = "unfaithful beyond doubt"
             elif not is_bar and self._is_too_slow(times, reference_times):
                 stopped = self._too_slow
@@ -178,7 +184,8 @@ class Objective:
             widened = None if chaos is None else chaos[:length]
             fidelity = compare(self.losses[:length], losses, margin=margin, chaos=widened)
             if not stopped:
-                fidelity = settled(fidelity, protocol.train, candidate.precision.policy, protocol.device)
+                policy = candidate.precision.policy
+                fidelity = settled(fidelity, protocol.train, policy, protocol.device, is_chaotic=drifts)
         return replace(
             blank,
             state="pruned" if stopped else "complete",

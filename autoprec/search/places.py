@@ -1,5 +1,6 @@
 """Where a run writes: the policy, the run folder, the study; checked before anything long begins."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,12 @@ class Places:
     def record(self) -> Path:
         """Return the path of the record."""
         return self.run_dir / "record.json"
+
+    @property
+    def fronts(self) -> Path:
+        """Return the path of the predicted plans of this study; other studies of the folder have their own."""
+        name = re.sub(r"[^A-Za-z0-9_-]", lambda found: f"%{ord(found[0]):x}", self.study)
+        return self.run_dir / f"fronts-{name}.json"
 
     @property
     def front(self) -> Path:

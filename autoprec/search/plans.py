@@ -3,24 +3,24 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autoprec.search.choices import CLASSES, FP32, LOW, Choice, Dimension, Value, defaults
-
-_NUM_CUTS = 5
+from autoprec.search.choices import BEYOND, CLASSES, CUT, FP32, LOW, Choice, Dimension, Value, defaults
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A named choice."""
+    """A named choice; `front` names the front that it lies on, in one layout, if it does."""
 
     name: str
     choice: dict[str, Value]
+    front: str = ""
 
 
 def plans(rows: Sequence[Dimension]) -> tuple[Plan, ...]:
     """Return the plans that the dimensions `rows` can express, each choice once, in the order to try them.
 
-    Plans of the predicted fronts come first, evenly spread over each, the fastest ones ahead of the more faithful ones.
-    Each plan comes in every layout that the space offers, one after the other.
+    Plans of the predicted fronts come first, all of each front, the fastest ones ahead of the more faithful ones. Which
+    of them are tried is decided as trials end (`autoprec.search.walk`). Each plan comes in every layout that the space
+    offers, one after the other.
     """
     offered = next((row.values for row in rows if row.name == _LAYOUT), (None,))
     found: dict[tuple[tuple[str, Value], ...], Plan] = {}
@@ -28,7 +28,8 @@ def plans(rows: Sequence[Dimension]) -> tuple[Plan, ...]:
         for layout in offered:
             choice = plan.choice | ({} if layout is None else {_LAYOUT: layout})
             suffix = "-channels-last" if layout == "channels_last" else ""
-            found.setdefault(tuple(sorted(choice.items())), Plan(name=plan.name + suffix, choice=choice))
+            front = plan.front + suffix if plan.front else ""
+            found.setdefault(tuple(sorted(choice.items())), Plan(name=plan.name + suffix, choice=choice, front=front))
     return tuple(found.values())
 
 
@@ -48,7 +49,7 @@ def _compiled(rows: Sequence[Dimension]) -> Iterator[Plan]:
     knobs: dict[str, Value] = {_COMPILE: "inductor"}
     if "fused" in offered.get(_OPTIMIZER, ()):
         knobs[_OPTIMIZER] = "fused"
-    lows, cuts = _lows(rows), _spread(offered.get("plan", ()))
+    lows, cuts = _lows(rows), [value for value in offered.get("plan", ()) if str(value).startswith(CUT)]
     choice = defaults(rows, lows[0])
     layers = {name: FP32 for name in choice if name.startswith("layer:")}
     yield Plan(name="fp32-compiled" + "-fused" * (_OPTIMIZER in knobs), choice=choice | layers | knobs)
@@ -58,10 +59,12 @@ def _compiled(rows: Sequence[Dimension]) -> Iterator[Plan]:
 
 
 def _cut(rows: Sequence[Dimension]) -> Iterator[Plan]:
-    """Yield plans of the predicted fronts."""
-    for name in _spread(next((row.values for row in rows if row.name == "plan"), ())):
+    """Yield plans of the predicted fronts, those beyond them ahead as they are faster."""
+    names = [str(value) for value in next((row.values for row in rows if row.name == "plan"), ()) if value != CLASSES]
+    beyond = [name for name in names if name.startswith(BEYOND)]
+    for name in [*reversed(beyond), *(name for name in names if name not in beyond)]:
         for low in _lows(rows):
-            yield Plan(name=f"{name}-{low}", choice=defaults(rows, low) | {"plan": name})
+            yield Plan(name=f"{name}-{low}", choice=defaults(rows, low) | {"plan": name}, front=low)
 
 
 def _edited(rows: Sequence[Dimension]) -> Iterator[Plan]:
@@ -75,14 +78,6 @@ def _edited(rows: Sequence[Dimension]) -> Iterator[Plan]:
 
 def _lows(rows: Sequence[Dimension]) -> list[str]:
     return [str(low) for low in next(row.values for row in rows if row.name == "low")]
-
-
-def _spread(values: Sequence[Value]) -> list[Value]:
-    """Return up to `_NUM_CUTS` of the plans of a front, both ends among them."""
-    cuts = [value for value in values if value != CLASSES]
-    if len(cuts) <= _NUM_CUTS:
-        return cuts
-    return [cuts[round(place * (len(cuts) - 1) / (_NUM_CUTS - 1))] for place in range(_NUM_CUTS)]
 
 
 def _families(choice: Choice) -> list[str]:

@@ -12,7 +12,7 @@ from autoprec.policy import Policy, preset
 from autoprec.records.run import Interval, MemoryRecord, VerificationRecord
 from autoprec.runtime.matmul_precision import restore, set_float32_matmul
 from autoprec.search.objective import Chaos, Protocol, fidelity_record, interval_of, memory_record
-from autoprec.search.same_arithmetic import settled
+from autoprec.search.same_arithmetic import computes_in_fp32, drifts_as_chaos, settled
 from autoprec.workload.origin import origin
 from autoprec.workload.seeding import seeded
 
@@ -67,7 +67,13 @@ class Prover:
             margin=self.protocol.margin,
             chaos=None if chaos is None else chaos[:length],
         )
-        fidelity = settled(fidelity, self.protocol.train, policy, self.protocol.device)
+        fidelity = settled(
+            fidelity,
+            self.protocol.train,
+            policy,
+            self.protocol.device,
+            is_chaotic=lambda: self._drifts(policy, reference.losses, candidate.losses),
+        )
         missed = evaluate_missed(reference, candidate)
         return replace(
             blank,
@@ -113,6 +119,11 @@ class Prover:
                 return
         found.check()
 
+    def _drifts(self, policy: Policy, reference: Sequence[float], losses: Sequence[float]) -> bool:
+        """Return whether nothing can be told from a curve: FP32 by other kernels, no further off than chaos."""
+        nudged = self._chaos.of(policy) if computes_in_fp32(policy) else None
+        return nudged is not None and drifts_as_chaos(reference, losses, nudged)
+
     def _train(self, policy: Policy, reference: Sequence[float] | None) -> Curve:
         """Train to the horizon, or to where a look at `reference` shows that there is no hope."""
         protocol = self.protocol
@@ -122,7 +133,8 @@ class Prover:
             while len(losses) < protocol.horizon:
                 losses.append(run.step())
                 is_due = reference is not None and len(losses) % _LOOK_EVERY == 0
-                if is_due and reference and hopeless(reference, losses, protocol.margin, horizon=protocol.horizon):
+                is_lost = is_due and hopeless(reference or (), losses, protocol.margin, horizon=protocol.horizon)
+                if is_lost and not self._drifts(policy, reference or (), losses):
                     return Curve(losses=tuple(losses), evaluate_before=before, evaluate_after=None)
             return Curve(losses=tuple(losses), evaluate_before=before, evaluate_after=evaluated(protocol, run))
 

@@ -63,6 +63,9 @@ def policy_of_outcome(
         "memory_bytes": None if memory is None else memory.total_bytes,
         "calibration": to_plain(calibration_from(trial)),
     }
+    lowered = lowered_marks(trial, catalog.layout, resolve(policy, catalog.sites).formats)
+    if lowered:
+        measured["lowered_marks"] = {row.sites: row.why for row in _kept(catalog.layout, lowered, lambda _: None)}
     return replace(
         policy,
         name=f"{name}-{trial.name}",
@@ -123,7 +126,17 @@ def chosen_record(
         num_sites=len(layout.sites),
         kept=_kept(layout, why, price) if low else (),
         policy=dump_policy(policy),
+        lowered=_kept(layout, lowered_marks(trial, layout, resolved.formats), price),
     )
+
+
+def lowered_marks(trial: TrialRecord, layout: Layout, formats: Mapping[Site, str]) -> dict[Site, str]:
+    """Return the sites that run low although they were marked to stay FP32, and what says that they can."""
+    return {
+        site: f"measured faithful: trial {trial.number}; marked: {layout.detail(site, formats[site])}"
+        for site in layout.sites
+        if layout.verdict(site, formats.get(site, "fp32")) == "must"
+    }
 
 
 def proven_fidelity(outcome: Outcome, checks: Sequence[VerificationRecord]) -> FidelityRecord | None:

@@ -37,8 +37,9 @@ def resume_or_start(
 def identity_of(subject: Subject, horizon: int) -> dict[str, str | int | float]:
     """Return what a study is about: a run is resumed only if all of it is the same."""
     choices = repr([(row.name, row.values) for row in subject.rows])
-    fronts = subject.catalog.layout.fronts
     marks = repr(sorted((str(site), low, each.verdict) for (site, low), each in subject.catalog.layout.marks.items()))
+    beyond = {f"{low} beyond": plans for low, plans in subject.catalog.layout.beyond.items() if plans}
+    fronts = {**subject.catalog.layout.fronts, **beyond}
     plans = repr([(low, [sorted(map(str, sites)) for sites in fronts[low]]) for low in sorted(fronts)])
     return {
         "graph": subject.op_graph.fingerprint(),

@@ -15,14 +15,12 @@ SCHEMA_VERSION = 1
 
 def keep_fronts(fronts: Fronts, op_graph: OpGraph, path: Path) -> None:
     """Write the plans to `path`. Raises `OutputError` if that fails."""
-    plans = {
-        low: [
-            {"saved_s": plan.saved_s, "error": plan.error, "low_sites": sorted(map(str, plan.low_sites))}
-            for plan in front.plans
-        ]
-        for low, front in fronts.by_format.items()
+    data = {
+        "schema_version": SCHEMA_VERSION,
+        "graph": op_graph.fingerprint(),
+        "plans": {low: [_plain(plan) for plan in front.plans] for low, front in fronts.by_format.items()},
+        "beyond": {low: [_plain(plan) for plan in front.beyond] for low, front in fronts.by_format.items()},
     }
-    data = {"schema_version": SCHEMA_VERSION, "graph": op_graph.fingerprint(), "plans": plans}
     write_text(path, json.dumps(data, indent=1) + "\n")
 
 
@@ -37,10 +35,18 @@ def kept_fronts(fronts: Fronts, op_graph: OpGraph, path: Path) -> Fronts:
     if data.get("graph") != op_graph.fingerprint() or set(data["plans"]) != set(fronts.by_format):
         return fronts
     found = {
-        low: replace(front, plans=tuple(_plan(each) for each in data["plans"][low]))
+        low: replace(
+            front,
+            plans=tuple(_plan(each) for each in data["plans"][low]),
+            beyond=tuple(_plan(each) for each in data.get("beyond", {}).get(low, ())),
+        )
         for low, front in fronts.by_format.items()
     }
     return replace(fronts, by_format=MappingProxyType(found))
+
+
+def _plain(plan: FrontPlan) -> dict[str, object]:
+    return {"saved_s": plan.saved_s, "error": plan.error, "low_sites": sorted(map(str, plan.low_sites))}
 
 
 def _plan(data: dict[str, object]) -> FrontPlan:

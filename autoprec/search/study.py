@@ -59,7 +59,7 @@ class Study:
     def __init__(
         self, study: optuna.Study, storage: str, rows: Sequence[Dimension], *, resumed: bool, aim: Aim = "time"
     ) -> None:
-        self._study, self._aim = study, aim
+        self._study, self.aim = study, aim
         self._storage = storage
         self._rows = tuple(rows)
         self._open: dict[int, optuna.Trial] = {}
@@ -109,7 +109,7 @@ class Study:
         """Store the step-time ratio of one round; return whether the trial is slower than the best beyond doubt."""
         with _storage_errors(self._storage):
             trial = self._open[asked.number]
-            if self._aim == "pareto":  # Optuna has no pruner for several objectives
+            if self.aim == "pareto":  # Optuna has no pruner for several objectives
                 return False
             trial.report(ratio, round_number)
             return trial.should_prune()
@@ -120,7 +120,7 @@ class Study:
             trial = self._open.pop(record.number)
             trial.set_user_attr("record", encode(record))
             state = _state(record)
-            values = goals(record, self._aim) if state == TrialState.COMPLETE else None
+            values = goals(record, self.aim) if state == TrialState.COMPLETE else None
             if values is None:
                 state = TrialState.FAIL if state == TrialState.COMPLETE else state
             if record.fidelity is not None:

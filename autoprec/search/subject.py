@@ -174,6 +174,7 @@ def catalog_of(
     layout = layout_of(marks, layers_of(op_graph), space, lowerable_sites(op_graph), op_graph)
     found = {} if fronts is None else fronts.by_format
     planned = {low: tuple(plan.low_sites for plan in front.plans) for low, front in found.items()}
+    beyond = {low: tuple(plan.low_sites for plan in front.beyond) for low, front in found.items()}
     return Catalog(
         baselines=baselines(
             device,
@@ -183,7 +184,7 @@ def catalog_of(
             with_layouts="channels_last" in space.memory_format,
             compiled="inductor" in space.compile,
         ),
-        layout=replace(layout, fronts=planned),
+        layout=replace(layout, fronts=planned, beyond=beyond),
         device={"kind": device.kind, "name": device.name},
         cost_model=None if fronts is None else fronts.cost_model,
         errors={low: front.errors.errors for low, front in found.items()},

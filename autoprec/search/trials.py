@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from autoprec.graph.site import Site
 from autoprec.policy import AS_GIVEN, Policy, resolve
-from autoprec.records.run import SearchEnd, TrialKind, TrialRecord
+from autoprec.records.run import UNPROVEN, SearchEnd, TrialKind, TrialRecord
 from autoprec.search.budget import Budget, proof_s, reserve_s, trial_s
-from autoprec.search.choices import Choice, choice_key, policy_of, run_key
+from autoprec.search.choices import Choice, choice_key, goes_beyond, policy_of, run_key
 from autoprec.search.cost_model import CostModel
 from autoprec.search.decide import best_baseline, contenders
 from autoprec.search.layout import Layout
@@ -17,6 +17,7 @@ from autoprec.search.objective import Objective
 from autoprec.search.observer import Observer
 from autoprec.search.plans import Plan
 from autoprec.search.study import Asked, Study
+from autoprec.search.walk import next_plan
 
 _FOLLOWS = ("as_given", "promote")
 # So many proposals in a row that were all measured before, or that were all ruled out: the space has nothing new.
@@ -71,7 +72,7 @@ def run_trials(
     observer: Observer,
     dismissed: Collection[str] = (),
 ) -> SearchEnd:
-    """Measure baselines, then static plans, then what the sampler proposes, as much as the budget allows; fp32 always.
+    """Measure baselines, then plans, then what the sampler proposes, as much as the budget allows; fp32 always.
 
     For `dismissed` trials no time is kept: their proof is done. An interrupted trial goes back into the queue. What the
     study has already is not measured again. Returns what ended the search: the budget's time, its number of trials, or
@@ -79,15 +80,19 @@ def run_trials(
     """
     records = list(study.trials())
     _measure_baselines(study, objective, catalog, planned, records, budget, observer)
-    # Only now: a baseline that was interrupted is at the end of the queue.
-    for plan in planned:
-        study.enqueue("plan", plan.name, plan.choice)
+
+    def gradient_error(plan: Plan) -> float | None:
+        return catalog.gradient_error(catalog.policy(plan.name, plan.choice))
+
     stale = idle = 0
     while stale < _STALE_PROPOSALS and idle < _IDLE_PROPOSALS:
         if _are_spent(budget, records):
             return "trials"
         if not has_time_to_search(objective, budget, [each for each in records if each.name not in dismissed]):
             return "budget"
+        plan = next_plan(planned, records, gradient_error, is_whole=study.aim == "pareto")
+        if plan is not None:  # what an interruption put back is asked for first
+            study.enqueue("plan", plan.name, plan.choice)
         records.append(_next_trial(study, objective, catalog, records, observer))
         stale = stale + 1 if records[-1].state == "duplicate" else 0
         idle = 0 if records[-1].was_run else idle + 1
@@ -205,7 +210,7 @@ def _measured(
         return study.report(asked, number, ratio)
 
     policy = catalog.policy(asked.name, asked.choice)
-    record = _predicted_slow(objective, catalog, asked, policy, key)
+    record = _unproven_beyond(asked, key, records) or _predicted_slow(objective, catalog, asked, policy, key)
     if record is None:
         record = objective.measure(asked, policy, key, report)
     else:
@@ -213,6 +218,20 @@ def _measured(
     record = replace(record, gradient_error=catalog.gradient_error(policy))
     study.tell(record)
     return record
+
+
+def _unproven_beyond(asked: Asked, key: str, records: Sequence[TrialRecord]) -> TrialRecord | None:
+    """Return the record of a proposal that lowers marked sites although no run has shown that they can be lowered."""
+    if asked.kind != "search" or not goes_beyond(asked.choice):
+        return None
+    where = [asked.choice[name] for name in ("plan", "low")]
+    if any(each.is_faithful and [each.choice.get(name) for name in ("plan", "low")] == where for each in records):
+        return None
+    reason = f"{UNPROVEN} as {where[0]} does, which was not measured to be faithful: not tried"
+    return TrialRecord(
+        number=asked.number, name=asked.name, kind=asked.kind, choice=asked.choice, key=key, state="pruned",
+        reason=reason,
+    )  # fmt: skip
 
 
 def _predicted_slow(

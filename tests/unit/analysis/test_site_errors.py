@@ -3,13 +3,14 @@
 import math
 
 import pytest
+import scipy.stats
 import torch
 
 from autoprec.analysis.low_format import low_format
 from autoprec.analysis.low_step import damage, reference_of
 from autoprec.analysis.repair import units_of
 from autoprec.analysis.sensitivity import sensitivities
-from autoprec.analysis.site_errors import site_errors
+from autoprec.analysis.site_errors import _ranks, site_errors
 from autoprec.capture import record
 from autoprec.graph.site import Site
 from autoprec.numerics import FORMATS
@@ -88,3 +89,8 @@ def test_a_result_that_is_written_over_is_watched_as_it_was():
     expected = float((1.3 * rounding.double()).square().sum())
     assert found[Site("", "mul", 0)].error == pytest.approx(expected, rel=0.02)
     assert site_errors(reference, BF16, sites).num_measured > 0
+
+
+def test_ranks_are_those_that_spearman_takes() -> None:
+    for values in ([3.0, 1.0, 2.0], [1.0, 1.0, 0.0, 5.0, 1.0, 5.0], [0.0, -0.0, 1.0], []):
+        assert _ranks(values) == list(scipy.stats.rankdata(values) - 1)

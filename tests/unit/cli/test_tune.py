@@ -304,19 +304,19 @@ def test_a_run_holds_two_models_at_most_and_a_resumed_one_goes_on_with_the_plans
     assert main(command) == 0
     assert sys.modules["counted"].MOST == [2]
     run = folder / "runs" / "counted"
-    before, record = (run / "fronts.json").read_bytes(), load_record(run / "record.json")
+    before, record = (run / "fronts-counted.json").read_bytes(), load_record(run / "record.json")
     capsys.readouterr()
 
     assert main(command) == 0
     shown = capsys.readouterr()
     assert "resuming study counted" in shown.err
     assert 'autoprec.apply(model, "policy.yaml")' in shown.out
-    assert (run / "fronts.json").read_bytes() == before
+    assert (run / "fronts-counted.json").read_bytes() == before
     assert [trial.losses for trial in load_record(run / "record.json").trials] == [t.losses for t in record.trials]
 
     kept = json.loads(before)
     kept["plans"] = {low: [{"saved_s": 1.0, "error": 0.5, "low_sites": ["0:linear#0"]}] for low in kept["plans"]}
-    (run / "fronts.json").write_text(json.dumps(kept))
+    (run / "fronts-counted.json").write_text(json.dumps(kept))
     capsys.readouterr()
     assert main(command) == 2
     error = capsys.readouterr().err

@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from autoprec.graph.opgraph import Ref
 from autoprec.graph.reads import Read, choices_of, reads_of
 from autoprec.graph.site import LOSS_MODULE, Site
 from tests.op_graphs import chain, node, op_graph, tensor
@@ -95,3 +98,9 @@ def test_choices_are_the_sites_with_a_call_that_may_be_cast():
         Site("", "relu", 0): (A, again),
         Site("", "add", 1): (B,),
     }
+
+
+def test_an_argument_that_is_given_twice_is_read_and_cast_twice():
+    square = replace(node("s", "mul"), args=(Ref("a"), (Ref("a"), 2.0)), kwargs={"out_of": {"b": Ref("x")}})
+    graph = op_graph([X, A, square], [("x", "a"), ("a", "s"), ("x", "s")])
+    assert reads_of(graph) == (read("x", [], A), read("a", [A], square), read("a", [A], square), read("x", [], square))

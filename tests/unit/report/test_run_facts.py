@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from autoprec.records.planner import MinimalRecord
-from autoprec.records.run import RunRecord
+from autoprec.records.run import UNPROVEN, KeptRecord, RunRecord
 from autoprec.report.run_facts import run_facts
 from autoprec.report.run_json import result_json
 from autoprec.report.views import run_view
@@ -79,3 +79,19 @@ def test_kept_sites_have_a_price() -> None:
         kept = tuple(replace(each, price_frac=frac) for each in RUN.chosen.kept)
         (row,) = run_view(replace(RUN, chosen=replace(RUN.chosen, kept=kept))).kept
         assert row.price == ""
+
+
+def test_what_runs_low_in_spite_of_a_mark_says_which_trial_showed_that_it_can() -> None:
+    assert fact(RUN, "low in spite of a mark") is None
+    assert RUN.chosen is not None
+    lowered = (KeptRecord(sites="*.norm:mul", num_sites=2, why="measured faithful: trial 7; marked: cancels"),)
+    record = replace(RUN, chosen=replace(RUN.chosen, lowered=lowered))
+    assert fact(record, "low in spite of a mark") == "*.norm:mul: measured faithful: trial 7; marked: cancels"
+
+
+def test_what_was_not_tried_says_why() -> None:
+    untried = replace(RUN.trials[-1], state="pruned", num_steps=0, wall_s=0.0)
+    slow, marked = (replace(untried, number=9, reason=reason) for reason in ("predicted to be 9x slower", UNPROVEN))
+    text = fact(replace(RUN, trials=(*RUN.trials, slow, slow, marked)), "measured")
+    assert text is not None
+    assert text.endswith("2 more not tried, as predicted to be too slow, 1 more not tried, as marks forbid them")

@@ -243,3 +243,39 @@ def test_the_slowdown_of_compiled_policies_is_that_of_the_ops_in_libraries():
     fp16 = Policy(name="other", rules=(Rule(sites="*", format="fp16"),), compile="inductor")
     assert found.slowdown(fp16, 20.0) is None
     assert "compiles the model with inductor" in found.unpredictable(compiled)
+
+
+def test_what_the_loss_reads_behind_a_view_of_its_own_was_cast_once_for_it():
+    plain = model()
+    flat = fact("flat", root="tanh")
+    mean = CallFacts(name="mean", signature="mean", inputs=(flat,), outputs=(M,))
+    facts = (*plain.op_times.facts[:-1], CallFacts(name="flat", signature="view", inputs=(Z,), outputs=(flat,)), mean)
+    before = [each for each in plain.op_graph if each.name != "mean"]
+    nodes = [*before, node("flat", "view", index=None), node("mean", "mean", module="@loss")]
+    found = CostModel(op_graph=op_graph(nodes), op_times=replace(plain.op_times, facts=facts))
+    low = {LINEAR: "bf16", TANH: "bf16", EXP: "bf16"}
+    kept = found.predict({**low, LOSS: "bf16"}, outputs="computed").cast_s
+    assert found.predict({**low, LOSS: "fp32"}).cast_s - kept == pytest.approx(cast_s(100))
+    assert found.predict({**low, LOSS: "bf16"}).cast_s - kept == pytest.approx(2 * cast_s(100)), "up, and down again"
+
+
+def test_what_the_loss_makes_itself_is_not_cast_for_it():
+    plain = model()
+    again = CallFacts(name="again", signature="mean", inputs=(M,), outputs=(fact("again", numel=1),))
+    graph = op_graph([*plain.op_graph, node("again", "mean", index=1, module="@loss")])
+    found = CostModel(op_graph=graph, op_times=replace(plain.op_times, facts=(*plain.op_times.facts, again)))
+    low = dict.fromkeys((LINEAR, TANH, EXP, LOSS, Site("@loss", "mean", 1)), "bf16")
+    assert found.predict(low).cast_s == pytest.approx(plain.predict(low).cast_s)
+
+
+def test_what_is_picked_from_several_results_has_a_cast_of_its_own_size():
+    plain = model()
+    third = replace(fact("parts", numel=30), source=("parts", 1))
+    facts = (
+        CallFacts(name="parts", signature=None, inputs=(X,), outputs=(fact("parts", numel=70), third)),
+        CallFacts(name="picked", signature=None, inputs=(third,), outputs=(third,)),
+    )
+    graph = op_graph([*plain.op_graph, node("parts", "split", index=None), node("picked", "getitem", index=None)])
+    casts = CostModel(op_graph=graph, op_times=replace(plain.op_times, facts=facts)).cast_costs("bf16")
+    assert casts["parts"].down_s == pytest.approx(cast_s(100))
+    assert casts["picked"].down_s == pytest.approx(cast_s(30))

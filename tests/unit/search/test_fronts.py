@@ -1,21 +1,22 @@
 """Fronts of plans: what is known of a step as costs, and plans as sites that run low."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from autoprec.analysis.marks import Mark
+from autoprec.analysis.marks import Mark, Reason, ReasonCode
 from autoprec.analysis.site_errors import SiteErrors
 from autoprec.graph.costs import OpCost
 from autoprec.graph.opgraph import OpGraph
 from autoprec.graph.site import Site
 from autoprec.search.choices import CLASSES, dimensions, plan_names, targets_of
-from autoprec.search.fronts import Fronts, front_of, kept_in
+from autoprec.search.fronts import Fronts, beyond_of, front_of, kept_in
 from autoprec.search.plans import plans
 from tests.op_graphs import chain, node
-from tests.unit.search.blocks import SPACE, layout
+from tests.unit.search.blocks import SPACE, layout, mark
 
 GRAPH = chain(
     node("linear", "linear", module="one"),
@@ -87,8 +88,6 @@ def test_a_record_has_every_plan_and_how_its_errors_came_about():
 
 
 def planned_layout(*fronts: frozenset[Site]) -> Any:
-    from dataclasses import replace
-
     return replace(layout(), fronts={"bf16": fronts})
 
 
@@ -117,10 +116,50 @@ def test_a_choice_may_start_from_a_plan_and_edit_it_by_layer():
     assert {site for site, target in targets.items() if target == "bf16"} == {first}
 
 
-def test_a_fault_stays_in_fp32_whatever_a_plan_says():
-    found = planned_layout(frozenset(layout().sites))
-    targets, _ = targets_of({"low": "bf16", "plan": "cut-0"}, found)
-    assert {targets[site] for site in found.sites if found.verdict(site, "bf16") == "must"} <= {"fp32"}
+def test_a_fault_stays_in_fp32_whatever_a_plan_of_the_front_says_and_runs_low_only_beyond_it():
+    fault, other, *_ = free_sites(layout())
+    marked = layout(extra=(mark(fault, "bf16", "must", "cancels"),))
+    everything, fewer = frozenset(marked.sites), frozenset({fault, other})
+    found = replace(marked, fronts={"bf16": (everything,)}, beyond={"bf16": (fewer, everything)})
+    assert plan_names(found) == (CLASSES, "cut-0", "beyond-0", "beyond-1")
+    for plan, low in (("cut-0", False), (CLASSES, False), ("beyond-0", True), ("beyond-1", True)):
+        targets, why = targets_of({"low": "bf16", "plan": plan}, found)
+        assert (targets[fault], why.get(fault)) == (("bf16", None) if low else ("fp32", "cancels"))
+    targets, _ = targets_of({"low": "bf16", "plan": "beyond-0"}, found)
+    assert {site for site, target in targets.items() if target == "bf16"} == fewer
+    # A format beyond whose front nothing lies has its fastest plan there; one without any front, the classes.
+    alone = replace(found, beyond={})
+    assert targets_of({"low": "bf16", "plan": "beyond-1"}, alone) == targets_of({"low": "bf16", "plan": "cut-0"}, found)
+    none = replace(found, fronts={}, beyond={})
+    assert targets_of({"low": "bf16", "plan": "beyond-1"}, none) == targets_of({"low": "bf16"}, none)
+
+
+def marked(where: Site, code: ReasonCode) -> Mark:
+    return Mark(site=where, format="bf16", verdict="must", reasons=(Reason(code=code, detail="lost"),))
+
+
+def test_beyond_marks_lie_plans_that_gain_enough_at_an_error_that_a_run_may_spare():
+    times = model(linear=1e-3, gelu=1e-3, linear_1=1.0e-3, sum=1e-3)
+    known = errors(linear=1e-4, gelu=0.04, linear_1=0.25, sum=4.0)
+    marks = [marked(each, ReasonCode.CANCELLATION) for each in (GELU, TWO, SUM)]
+    front = front_of(times, "bf16", known, kept_in(marks, "bf16"))
+    assert [plan.low_sites for plan in front.plans] == [{ONE}]
+    found = beyond_of(times, front, marks)
+    assert [plan.low_sites for plan in found] == [{ONE, GELU}, {ONE, GELU, TWO}], "an error of 2 is hopeless"
+    assert [plan.error for plan in found] == pytest.approx([math.sqrt(0.0401), math.sqrt(0.2901)])
+    assert beyond_of(times, front, ()) == ()
+    little = model(linear=1e-3, gelu=2e-3 - 3e-5)
+    assert beyond_of(little, front_of(little, "bf16", known, (GELU,)), marks[:1]) == (), "0.75 % of the step"
+
+
+@pytest.mark.parametrize("code", [ReasonCode.OVERFLOW, ReasonCode.NO_KERNEL, ReasonCode.KERNEL_WRONG])
+def test_what_is_broken_however_a_run_goes_is_in_no_plan(code: ReasonCode):
+    times, known = model(linear=1e-3, gelu=1e-3), errors(linear=1e-4, gelu=0.04)
+    marks = [marked(GELU, code)]
+    assert beyond_of(times, front_of(times, "bf16", known, (GELU,)), marks) == ()
+    certain = errors(linear=1e-4, gelu=math.inf)
+    marks = [marked(GELU, ReasonCode.MAGNIFIED)]
+    assert beyond_of(times, front_of(times, "bf16", certain, (GELU,)), marks) == (), "alone it makes the step infinite"
 
 
 def test_plans_of_the_front_are_tried_first():

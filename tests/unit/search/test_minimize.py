@@ -196,6 +196,45 @@ def test_a_setting_goes_only_if_the_step_is_surely_as_fast_without() -> None:
         assert found.policy.float32_matmul == left
 
 
+@dataclass
+class Scaled(Trainer):
+    """Refuses the loss scales in `bad`; 1 stands for none."""
+
+    bad: tuple[float, ...] = ()
+
+    def prove(self, name: str, policy: Policy) -> VerificationRecord:
+        scale = 1.0 if policy.loss_scale.kind == "none" else policy.loss_scale.initial
+        check = super().prove(name, policy)
+        return replace(check, passed=False, reason=f"lost at {scale:g}") if scale in self.bad else check
+
+
+@pytest.mark.parametrize(
+    ("bad", "needed"),
+    [
+        ((2.0**-10,), "with gradients 1024 times smaller: lost at 0.000976562"),
+        ((2.0**10,), "with gradients 1024 times larger: lost at 1024"),
+        ((1.0,), "lost at 1"),
+        ((), ""),
+    ],
+)
+def test_a_loss_scale_goes_only_if_there_is_room_without_it(bad: tuple[float, ...], needed: str) -> None:
+    outcome = winner()
+    outcome = replace(outcome, trial=replace(outcome.trial, choice=defaults(rows(), "fp16")))
+    trainer = Scaled(bad=bad, needed=lambda each: each.op in ("softmax", "layer_norm", "cross_entropy"))
+    found = minimal(outcome, trainer)
+    assert found.record.needed.get("loss_scale", "") == needed
+    assert ("loss_scale" in found.record.removed) == (not needed)
+    assert found.policy.loss_scale.kind == ("dynamic" if needed else "none")
+    kinds = [each.loss_scale.kind for each in trainer.proved]
+    assert kinds[-1] == ("none" if bad in ((), (1.0,)) else "static")
+
+
+def test_a_bf16_winner_has_no_loss_scale_to_drop() -> None:
+    trainer = Trainer()
+    assert "loss_scale" not in {*minimal(winner(), trainer).record.removed, *minimal(winner(), trainer).record.needed}
+    assert {each.loss_scale.kind for each in trainer.proved} == {"none"}
+
+
 def test_a_baseline_is_left_as_it_is() -> None:
     assert minimized(replace(winner(), verdict="tie"), CATALOG, Trainer().bench, Prices(model=None)) is None
     plain = replace(winner(), trial=replace(trial("autocast-bf16", 1.2, kind="baseline"), choice={}))

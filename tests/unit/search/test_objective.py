@@ -202,10 +202,11 @@ def test_a_compiled_policy_has_no_deadline_and_its_first_steps_are_told_apart(
 
 
 def test_a_whole_trial_may_be_settled_by_its_first_step(fp32: Objective, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked_for = []
+    asked_for, drifts = [], []
 
-    def settled(fidelity: Fidelity, train: object, policy: Policy, device: str) -> Fidelity:
+    def settled(fidelity: Fidelity, train: object, policy: Policy, device: str, *, is_chaotic: Any) -> Fidelity:
         asked_for.append((policy.name, device, train == fp32.protocol.train))
+        drifts.append(is_chaotic())
         return replace(fidelity, by_first_step=True)
 
     monkeypatch.setattr(objective_file, "settled", settled)
@@ -216,6 +217,17 @@ def test_a_whole_trial_may_be_settled_by_its_first_step(fp32: Objective, monkeyp
     assert asked_for == [("fp32-channels-last", "cpu", True)]
     assert measure(fp32, last, stop_at=2).state == "pruned"
     assert len(asked_for) == 1, "a trial that ended early has no verdict to settle"
+    assert drifts == [True], "no convolution: no other kernels"
+
+
+def test_fp32_by_other_kernels_is_not_ended_where_chaos_drifts_as_far(
+    fp32: Objective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objective_file, "hopeless", lambda _, losses, *__, **___: len(losses) >= 8)
+    assert measure(fp32, preset("fp32-channels-last", "cpu")).state == "complete"
+    assert "unfaithful beyond doubt" in measure(fp32, preset("autocast-bf16", "cpu")).reason
+    monkeypatch.setattr(objective_file, "drifts_as_chaos", lambda *_: False)
+    assert "unfaithful beyond doubt" in measure(fp32, preset("fp32-channels-last", "cpu")).reason
 
 
 class Broken(mlp.Mlp):

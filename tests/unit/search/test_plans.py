@@ -3,7 +3,7 @@
 import dataclasses
 
 from autoprec.policy import resolve
-from autoprec.search.choices import policy_of
+from autoprec.search.choices import dimensions, policy_of
 from autoprec.search.plans import plans
 from tests.unit.search.blocks import SITES, SPACE, layout, rows
 
@@ -71,3 +71,18 @@ def test_fp32_and_the_fastest_plan_of_each_format_are_planned_under_torch_compil
     fp32 = policy_of(compiled["fp32-compiled-fused"], layout(), name="p", device={})
     assert {resolve(fp32, SITES).format(site) for site in SITES} == {"fp32"}
     assert "compile" not in plans(rows())[0].choice
+
+
+def test_all_of_a_front_is_planned_the_fastest_first_and_what_lies_beyond_it_is_faster() -> None:
+    sets = (frozenset(SITES), frozenset(SITES[:3]))
+    planned = dataclasses.replace(layout(), fronts={"bf16": sets, "fp16": sets[:1]}, beyond={"bf16": sets})
+    found = [plan for plan in plans(dimensions(SPACE, planned)) if plan.front]
+    names = ("beyond-1", "beyond-0", "cut-0", "cut-1")
+    assert [plan.name for plan in found] == [f"{name}-{low}" for name in names for low in ("bf16", "fp16")]
+    assert {plan.front for plan in found} == {"bf16", "fp16"}
+    space = dataclasses.replace(SPACE, compile=("as_given", "inductor"), memory_format=("as_given", "channels_last"))
+    compiled = {plan.name: plan for plan in plans(dimensions(space, planned)) if plan.choice["compile"] == "inductor"}
+    assert compiled["cut-0-bf16-compiled"].front == ""
+    assert not any("beyond" in name for name in compiled)
+    fronts = {plan.front for plan in plans(dimensions(space, planned)) if plan.front}
+    assert fronts == {"bf16", "fp16", "bf16-channels-last", "fp16-channels-last"}

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -97,8 +98,8 @@ def test_what_cannot_be_traced_is_judged_by_its_losses(monkeypatch: pytest.Monke
 
 
 def test_a_proof_may_be_settled_by_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    def settled(fidelity: Fidelity, train: object, policy: Policy, device: str) -> Fidelity:
-        assert (policy.name, device) == ("fp32-channels-last", "cpu")
+    def settled(fidelity: Fidelity, train: object, policy: Policy, device: str, *, is_chaotic: Any) -> Fidelity:
+        assert (policy.name, device, is_chaotic()) == ("fp32-channels-last", "cpu", True)
         return replace(fidelity, verdict="inconclusive", reason="seen", by_first_step=True)
 
     monkeypatch.setattr(prove, "settled", settled)
@@ -106,3 +107,13 @@ def test_a_proof_may_be_settled_by_its_first_step(monkeypatch: pytest.MonkeyPatc
     assert (check.passed, check.reason) == (False, "seen")
     assert check.fidelity is not None
     assert check.fidelity.by_first_step
+
+
+def test_fp32_by_other_kernels_is_trained_to_the_end_where_chaos_drifts_as_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prove, "hopeless", lambda *_, **__: True)
+    last, low = preset("fp32-channels-last", "cpu"), preset("autocast-bf16", "cpu")
+    ours = prover()
+    assert len(ours.prove("last", last, chaotic=False).losses) == ours.protocol.horizon
+    assert len(ours.prove("low", low, chaotic=False).losses) < ours.protocol.horizon
+    monkeypatch.setattr(prove, "drifts_as_chaos", lambda *_: False)
+    assert len(ours.prove("last", last, chaotic=False).losses) < ours.protocol.horizon

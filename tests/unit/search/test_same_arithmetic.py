@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from autoprec import Workload
 from autoprec.measure import Training, compare
 from autoprec.policy import Policy, preset
-from autoprec.search.same_arithmetic import agreement, computes_in_fp32, settled
+from autoprec.search.same_arithmetic import agreement, computes_in_fp32, drifts_as_chaos, settled
 
 FP32 = preset("fp32", "cpu")
 LAST, BF16 = preset("fp32-channels-last", "cpu"), preset("autocast-bf16", "cpu")
@@ -73,18 +74,49 @@ def test_low_precision_and_faulty_kernels_do_not() -> None:
     assert not agreement(train(fault=float("nan")), LAST, "cpu").holds
 
 
-def test_a_faulty_optimizer_is_seen_by_its_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+def faulty(**changed: float) -> Any:
+    """Return what starts runs whose fused optimizer steps with other settings than it was given."""
     start = train()
 
-    def doubled(policy: Policy, **nudge: float) -> Training:
+    def changing(policy: Policy, **nudge: float) -> Training:
         run = start(policy, **nudge)
-        for group in run.optimizer.param_groups:
-            group["lr"] *= 1 + (policy.optimizer == "fused")
+        for group in run.optimizer.param_groups if policy.optimizer == "fused" else ():
+            group.update({name: value * group[name] if name == "lr" else value for name, value in changed.items()})
         return run
 
-    found = agreement(doubled, FUSED, "cpu")
+    return changing
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"lr": 1.001}, {"eps": 1e-5}, {"weight_decay": 0.0}, {"weight_decay": 0.011}, {"betas": (0.9, 0.9991)}],
+)
+def test_a_faulty_optimizer_is_seen_by_its_updates(changed: dict[str, Any]) -> None:
+    found = agreement(faulty(**changed), FUSED, "cpu")
     assert found.gradients <= found.gradients_limit
     assert not found.holds
+
+
+def test_a_frozen_layer_is_seen_by_its_gradients_or_its_updates() -> None:
+    start = train()
+
+    def frozen(policy: Policy, *, by: str, **nudge: float) -> Training:
+        run = start(policy, **nudge)
+        bias = run.model.get_parameter("head.bias")
+        if policy.optimizer == "fused" and by == "zeros":
+            bias.register_hook(torch.zeros_like)
+        elif policy.optimizer == "fused" and by == "no gradient":
+            bias.requires_grad_(False)
+        elif policy.optimizer == "fused":
+            group = run.optimizer.param_groups[0]
+            group["params"] = [each for each in group["params"] if each is not bias]
+        return run
+
+    assert not agreement(partial(frozen, by="zeros"), FUSED, "cpu").holds
+    assert not agreement(partial(frozen, by="no gradient"), FUSED, "cpu").holds
+    found = agreement(partial(frozen, by="left out"), FUSED, "cpu")
+    assert found.gradients <= found.gradients_limit
+    assert found.updates == 1.0
 
 
 # Noise of the size of what the curve falls: 40 steps tell nothing about one percent of them.
@@ -103,6 +135,27 @@ def test_only_an_open_verdict_of_fp32_is_settled_by_the_first_step() -> None:
     assert replace(closed, verdict=open_.verdict, reason=open_.reason, by_first_step=False) == open_
     assert settled(open_, train(), BF16, "cpu") is open_
     assert settled(open_, train(fault=1.01), LAST, "cpu") is open_
+    assert settled(closed, train(), LAST, "cpu") is closed
+
+
+def test_an_unfaithful_verdict_is_settled_only_where_chaos_drifts_as_far() -> None:
     bad = compare(NOISY, [loss + 5 for loss in NOISY])
     assert bad.verdict == "unfaithful"
     assert settled(bad, train(), LAST, "cpu") is bad
+    assert settled(bad, train(), LAST, "cpu", is_chaotic=lambda: False) is bad
+    found = settled(bad, train(), LAST, "cpu", is_chaotic=lambda: True)
+    assert found.verdict == "faithful"
+    assert found.reason.endswith(f"the curves alone are {bad.reason}, and FP32 nudged by one rounding drifts as far")
+    assert settled(bad, train(fault=1.01), LAST, "cpu", is_chaotic=lambda: True) is bad
+    assert settled(bad, faulty(weight_decay=0.0), FUSED, "cpu", is_chaotic=lambda: True) is bad
+    assert settled(bad, train(), BF16, "cpu", is_chaotic=lambda: True) is bad
+
+
+def test_a_drift_is_chaos_if_it_is_not_far_beyond_what_a_nudge_does() -> None:
+    nudged = [loss + 0.1 * (-1) ** step for step, loss in enumerate(NOISY)]
+    assert drifts_as_chaos(NOISY, [loss + 0.3 for loss in NOISY], nudged)
+    assert drifts_as_chaos(NOISY, [loss + 0.3 for loss in NOISY[:20]], nudged), "as far as it was trained"
+    assert drifts_as_chaos(NOISY, [9.0] * 20 + NOISY[20:], nudged), "the first half is not looked at"
+    assert not drifts_as_chaos(NOISY, [loss + 0.5 for loss in NOISY], nudged)
+    assert not drifts_as_chaos(NOISY, [loss + 1e-6 for loss in NOISY], NOISY)
+    assert not drifts_as_chaos(NOISY, [*NOISY[:-1], float("nan")], nudged)

@@ -92,3 +92,18 @@ def test_bounds_and_what_did_not_run_or_was_not_timed_do_not_count() -> None:
 def test_without_a_model_nothing_is_said() -> None:
     catalog = Catalog(baselines={}, layout=layout(), device={})
     assert with_trial_errors(BLANK, catalog, [measured("fp32", 1.0)], 2.0) is BLANK
+
+
+def test_a_fused_optimizer_saves_what_it_saves_in_fp32() -> None:
+    fp32 = replace(preset("fp32", "cpu"), name="fp32-fused", optimizer="fused")
+    low = replace(BF16, name="low-fused", optimizer="fused")
+    trials = [measured("low-fused", 2.0), measured("fp32-fused", 1.25)]  # 0.4 of 2 s are saved
+    found = held(FakeModel(**{"low-fused": 1.5}), trials, **{"low-fused": low, "fp32-fused": fp32})
+    (error,) = found.trial_errors.values()
+    assert (error.step_s, error.predicted_step_s) == pytest.approx((1.0, 1.1))
+    assert error.time_error == pytest.approx(0.1)
+    unknown = held(FakeModel(**{"low-fused": 1.5}), trials[:1], **{"low-fused": low})
+    assert unknown.trial_errors == {}, "what it saves was not measured"
+    laid = replace(fp32, memory_format="channels_last")
+    other = held(FakeModel(**{"low-fused": 1.5}), trials, **{"low-fused": low, "fp32-fused": laid})
+    assert other.trial_errors == {}

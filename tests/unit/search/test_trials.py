@@ -11,13 +11,13 @@ import pytest
 from autoprec.policy import Policy, Rule, preset
 from autoprec.records.run import TrialRecord
 from autoprec.search.budget import Budget, horizon_for
-from autoprec.search.choices import policy_of
+from autoprec.search.choices import defaults, dimensions, policy_of
 from autoprec.search.observer import Observer
 from autoprec.search.plans import Plan, plans
-from autoprec.search.study import Asked, Study
+from autoprec.search.study import Asked, Study, open_study
 from autoprec.search.trials import Catalog, fastest, run_trials
 from tests.unit.records.samples import trial
-from tests.unit.search.blocks import layout, rows
+from tests.unit.search.blocks import SPACE, layout, rows
 from tests.unit.search.test_study import start
 
 CATALOG = Catalog(
@@ -226,3 +226,26 @@ def test_plans_ahead_of_the_first_compiled_one_are_tried_before_compiled_baselin
         folder.mkdir()
         run_trials(start(folder), objective, catalog, planned, Budget(seconds=1e6, trials=1), Observer())  # type: ignore[arg-type]
         assert [name for name, _ in objective.measured] == order
+
+
+def test_only_a_plan_that_was_faithful_lets_the_sampler_lower_marked_sites(tmp_path: Path) -> None:
+    some = frozenset(CATALOG.layout.sites[:4])
+    catalog = replace(CATALOG, layout=replace(CATALOG.layout, beyond={"bf16": (some,), "fp16": (some,)}))
+    planned = dimensions(SPACE, catalog.layout)
+    choices = {low: {**defaults(planned, low), "plan": "beyond-0"} for low in ("bf16", "fp16")}
+    study = open_study(
+        f"sqlite:///{tmp_path / 'study.db'}", "s", identity={}, rows=planned, seed=0, note=lambda _: None
+    )
+    objective = FakeObjective(good)
+    objective.protocol.slow_limit = 5.0
+    study.enqueue("plan", "beyond-0-bf16", choices["bf16"])
+    for low, choice in choices.items():
+        study.enqueue("search", f"from-{low}", choice | {"layer:head": "fp32", "float32_matmul": "tf32"})
+    run_trials(study, objective, catalog, (), Budget(seconds=100, trials=3), Observer())  # type: ignore[arg-type]
+    found = {record.name: record for record in study.trials()}
+    assert found["from-bf16"].state == "complete"
+    assert found["from-fp16"].state == "pruned"
+    assert found["from-fp16"].reason == (
+        "lowers marked sites as beyond-0 does, which was not measured to be faithful: not tried"
+    )
+    assert not found["from-fp16"].was_run
