@@ -168,6 +168,10 @@ class BoundedGradScaler(torch.amp.GradScaler):
                 f"write{_TWO_LINES}or call precision.scaler.step(optimizer) and precision.scaler.update()"
             )
 
+    def retire(self) -> None:
+        """Expect no loss any more: the policy that asks for this scale runs no longer."""
+        self._was_used = True
+
     def _warn_unused(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn of training without the loss scale that the policy asks for."""
         assert self._gradients is not None

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from autoprec.policy import LossScale
+from autoprec.policy import LossScale, preset
 from autoprec.runtime import apply
 from autoprec.runtime.loss_scale import BoundedGradScaler
 
@@ -90,5 +90,28 @@ def test_a_loop_that_scales_is_told_nothing_even_of_steps_without_a_scale() -> N
     precision.backward(model(torch.ones(1, 2)).sum())
     precision.step(optimizer)
     optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def test_a_policy_that_was_removed_expects_no_scale_of_plain_training_or_of_its_successor() -> None:
+    model = torch.nn.Linear(2, 2)
+    former = apply(model, "autocast-fp16")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    former.remove()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()  # warnings are errors here
+    optimizer.zero_grad()
+    precision = apply(model, "autocast-fp16")
+    precision.backward(model(torch.ones(1, 2)).sum())
+    precision.step(optimizer)
+
+
+def test_a_scaler_whose_policy_was_exchanged_expects_no_scale() -> None:
+    model = torch.nn.Linear(2, 2)
+    precision = apply(model, "autocast-fp16")
+    scaler, optimizer = precision.scaler, torch.optim.SGD(model.parameters(), lr=0.1)
+    precision.exchange(preset("fp32", "cpu"))
+    assert precision.scaler is not scaler
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
