@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from autoprec.runtime.guard.finite_updates import Bound, bound, measured, unproven
+from autoprec.runtime.guard.finite_updates import ROWS, Bound, bound, measured, unproven
 from autoprec.runtime.guard.kept_step import KeptStep
 from autoprec.runtime.guard.ranks import Ranks
 from autoprec.runtime.optimizer_step import has_hooks_of_others
@@ -105,7 +105,8 @@ class UpdateWatch:
         self._policy = precision.policy
         self._stale: dict[str, bool] = {"weights": True, "state": True}
         for each in optimizers:
-            each.register_load_state_dict_post_hook(_Forgets(self._stale))
+            if type(each) in ROWS:  # others are watched whatever they have loaded, and a wrapper may take no hooks
+                each.register_load_state_dict_post_hook(_Forgets(self._stale))
 
     def forget(self) -> None:
         """Look at weights, state and settings anew before the next step: something else has set them."""

@@ -358,3 +358,32 @@ def test_a_policy_that_was_exchanged_beside_the_guard_is_noticed():
     loop.train(3)
     assert len(watched(loop)) == 1
     assert loop.is_finite
+
+
+class Wrapper(Optimizer):
+    """An optimizer around another one that has no hooks of its own, as Accelerate's is."""
+
+    def __init__(self, params, lr):
+        self.inner = AdamW(params, lr=lr)
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    @property
+    def state(self):
+        return self.inner.state
+
+    def zero_grad(self):
+        self.inner.zero_grad()
+
+    def step(self):
+        self.inner.step()
+
+
+def test_a_wrapper_without_hooks_is_watched():
+    loop = Loop(policy_of("bf16"), kind=Wrapper, snapshot_every=None).train(1)
+    assert "nothing is proven about the updates of Wrapper" in watched(loop)[0]
+    loop.optimizer.param_groups[0]["lr"] = torch.inf
+    assert loop.step(batch_at(1)).outcome.undone is not None
+    assert loop.is_finite
