@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from autoprec.policy import LossScale, preset
 from autoprec.runtime import apply
@@ -115,3 +116,13 @@ def test_a_scaler_whose_policy_was_exchanged_expects_no_scale() -> None:
     assert precision.scaler is not scaler
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
+
+
+def test_a_step_that_only_makes_the_state_of_an_optimizer_needs_no_scale() -> None:
+    model = torch.nn.Linear(2, 2)
+    apply(model, "autocast-fp16")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    assert get_optimizer_state_dict(model, optimizer)["state"]  # steps on gradients of 0
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.warns(RuntimeWarning, match="this one was not scaled"):
+        optimizer.step()
