@@ -155,10 +155,17 @@ def seconds(run: Run, steps: int = 5) -> float:
 
 
 def sized(make: Callable[[int], nn.Module], batch: Callable[[int], Any], loss: Loss, target_s: float) -> int:
-    """Return the size, doubled from the smallest, whose step under autocast comes nearest to `target_s` from below."""
+    """Return the size whose step under autocast comes nearest to `target_s` from below: doubled, then bisected."""
+
+    def fits(size: int) -> bool:
+        return seconds(Run(make(size), loss, batch(size), "autocast")) <= target_s
+
     size = 1
-    while size < 4096 and seconds(Run(make(2 * size), loss, batch(2 * size), "autocast")) <= target_s:
+    while size < 2**18 and fits(2 * size):
         size *= 2
+    for step in (size // 2, size // 4, size // 8):
+        if step and fits(size + step):
+            size += step
     return size
 
 
@@ -188,18 +195,20 @@ def rows(device: torch.device, rounds: int, *, tiny: bool, compiled: bool) -> di
         return torch.randn(4, width, device=device, generator=torch.Generator(device).manual_seed(0))
 
     def text(size: int) -> torch.Tensor:
-        return torch.randint(0, 256, (size, 33), generator=torch.Generator().manual_seed(0)).to(device)
+        """Return so many times four bytes, in rows of 32 if there are more, and the byte that follows each row."""
+        shape = (max(size // 8, 1), 4 * min(size, 8) + 1)
+        return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0)).to(device)
 
-    unit = 32
+    unit = 8
     width = unit * (1 if tiny else sized(lambda n: Functional(unit * n, LAYERS), lambda n: noise(unit * n), mean, 8e-3))
     gpt_width, gpt_layers = (32, 1) if tiny else (128, 6)
 
     def gpt(_: int = 0) -> nn.Module:
         return GPT(gpt_width, gpt_layers)
 
-    ids = text(1 if tiny else sized(gpt, text, next_byte, 0.1))
+    ids = text(8 if tiny else sized(gpt, text, next_byte, 0.1))
     heavy, few = (64, 2) if tiny else (2048, 4)
-    gpt_row = f"GPT of {gpt_layers} blocks, width {gpt_width}, {len(ids)} rows of 32 bytes"
+    gpt_row = f"GPT of {gpt_layers} blocks, width {gpt_width}, {ids.shape[0]} rows of {ids.shape[1] - 1} bytes"
     mlp_row = f"MLP of {LAYERS} layers, width {width}"
     table = {
         gpt_row: compare(gpt, next_byte, ids, rounds),

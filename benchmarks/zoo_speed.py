@@ -73,6 +73,15 @@ def _is_sound(trial: TrialRecord, record: RunRecord) -> bool:
     return trial.name == "fp32" or trial.is_faithful
 
 
+def _compile_fault(run: Training) -> str:
+    """Return why a compiled run takes no first step, as inductor has bugs; empty if it does."""
+    try:
+        run.step()
+    except torch._dynamo.exc.TorchDynamoException as error:
+        return f"torch.compile fails: {str(error).splitlines()[0]}"
+    return ""
+
+
 def _why_not(trial: TrialRecord) -> str:
     return trial.reason or (trial.fidelity.reason if trial.fidelity else trial.state)
 
@@ -96,6 +105,10 @@ def measure(name: str, budget: str, rounds: int) -> dict[str, Any]:
             return stack.enter_context(Training(workload, each, device=kind, seed=0, batches=batches))
 
         runs = {each: train(preset(each, kind)) for each in names}
+        for each in [name for name in names if name.endswith("-compiled")]:
+            if fault := _compile_fault(runs[each]):
+                left_out[each] = fault
+                del runs[each], names[each]
         chosen = record.chosen.name  # a baseline is not run twice: its ratio to itself is 1
         key = chosen if chosen in runs else f"tuned: {chosen}"
         if key not in runs:

@@ -70,7 +70,7 @@ def dimensions(space: Space, layout: Layout) -> tuple[Dimension, ...]:
         Dimension(
             name="loss_scale.initial",
             values=space.loss_scale_initial,
-            default=max(space.loss_scale_initial),
+            default=space.loss_scale_initial[0],
             only_for="fp16",
         ),
         Dimension(

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import torch
 
-from autoprec.analysis import Mark, mark_recordings, run_backward, static_marks
+from autoprec.analysis import (
+    GradientHistograms,
+    Mark,
+    loss_scale_advice,
+    mark_recordings,
+    run_backward,
+    static_marks,
+)
 from autoprec.analysis.deadline import after
 from autoprec.capture import record, require_reproducible
 from autoprec.errors import SpaceError
@@ -118,6 +125,7 @@ def _looked_at(
         return space, op_graph, static_marks(op_graph, space.low, device.kind), None, ()
     gradients = run_backward((recording,))
     recording.model.zero_grad(set_to_none=True)
+    space = in_order_of_use(space, gradients)
     deadline = after(_MARKING_SHARE * budget_s)
     marking = mark_recordings((recording,), space.low, device, gradients, _MOST_STEPS, deadline=deadline)
     fronts = fronts_of(recording, marking, space.low, device, lowerable_sites(op_graph), budget_s)
@@ -155,6 +163,16 @@ def cut_to_compiler(space: Space, device_kind: str, op_graph: OpGraph, budget_s:
     """Return `space` without torch.compile where inductor lacks something or the budget has no room for it."""
     has_room = compile_s(op_graph) <= _COMPILE_SHARE * budget_s
     return space if has_room and compile_fault(device_kind) is None else replace(space, compile=("as_given",))
+
+
+def in_order_of_use(space: Space, gradients: GradientHistograms) -> Space:
+    """Return `space` with the initial loss scale that plans take first: the largest that leaves gradients headroom.
+
+    A larger one skips the first steps, which are lost; what the steps after them allow, growing finds out.
+    """
+    largest = loss_scale_advice(gradients, "fp16").initial
+    by_use = sorted(space.loss_scale_initial, key=lambda scale: (scale > largest, scale if scale > largest else -scale))
+    return replace(space, loss_scale_initial=tuple(by_use))
 
 
 def compile_s(op_graph: OpGraph) -> float:

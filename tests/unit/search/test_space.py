@@ -6,11 +6,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from autoprec.analysis import GradientHistograms
+from autoprec.analysis.histogram import exponent_histogram
 from autoprec.errors import SpaceError
+from autoprec.graph.layers import layers_of
 from autoprec.runtime.device import DeviceInfo, describe
 from autoprec.search import subject
+from autoprec.search.choices import dimensions
+from autoprec.search.layout import layout_of
 from autoprec.search.space import Space, load_space, space_name, space_path
-from autoprec.search.subject import compile_s, cut_to_compiler, cut_to_device, cut_to_graph, cut_to_optimizer
+from autoprec.search.subject import (
+    compile_s,
+    cut_to_compiler,
+    cut_to_device,
+    cut_to_graph,
+    cut_to_optimizer,
+    in_order_of_use,
+)
 from tests.op_graphs import chain, node, tensor
 
 ROOT = Path(__file__).parents[3]
@@ -179,6 +191,22 @@ def test_fused_kernels_are_chosen_only_where_the_optimizer_has_them_and_does_not
     assert cut_to_optimizer(space, torch.optim.AdamW(weights)) == space
     for without in (torch.optim.RMSprop(weights), torch.optim.AdamW(weights, fused=True)):
         assert cut_to_optimizer(space, without) == Space(margin=0.02)
+
+
+@pytest.mark.parametrize(
+    ("largest_gradient", "first"),
+    [(1e-3, 65536.0), (0.3, 8192.0), (4.0, 1024.0), (60.0, 1024.0)],  # 65504 / 8 / gradient is the most
+)
+def test_plans_begin_with_the_largest_loss_scale_that_skips_no_first_step(
+    largest_gradient: float, first: float
+) -> None:
+    histogram = exponent_histogram(torch.tensor([1e-7, largest_gradient]))
+    space = Space(low=("fp16",), loss_scale_initial=(1024.0, 8192.0, 65536.0))
+    found = in_order_of_use(space, GradientHistograms(parameters={"w": histogram}, activations={}))
+    assert sorted(found.loss_scale_initial) == [1024.0, 8192.0, 65536.0]
+    op_graph = chain(node("a", "linear"), node("b", "linear", index=1))
+    rows = dimensions(found, layout_of((), layers_of(op_graph), found))
+    assert next(row.default for row in rows if row.name == "loss_scale.initial") == first
 
 
 def test_torch_compile_is_tried_only_with_a_compiler_and_where_the_budget_has_room_for_it(
