@@ -168,11 +168,16 @@ class BoundedGradScaler(torch.amp.GradScaler):
                 f"write{_TWO_LINES}or call precision.scaler.step(optimizer) and precision.scaler.update()"
             )
 
+    def retire(self) -> None:
+        """Expect no loss any more: the policy that asks for this scale runs no longer."""
+        self._was_used = True
+
     def _warn_unused(self, optimizer: torch.optim.Optimizer) -> None:
         """Warn of training without the loss scale that the policy asks for."""
         assert self._gradients is not None
-        if not self._gradients.are_of(optimizer):
-            return
+        rates = (float(group.get("lr", 1.0)) for group in optimizer.param_groups)
+        if not self._gradients.are_of(optimizer) or not any(rates):
+            return  # at a rate of 0 torch's distributed checkpoints have an optimizer make its state
         self._was_used = True
         warnings.warn(
             f"{type(optimizer).__name__}.step: the policy scales the loss, and this one was not scaled, so that "

@@ -128,6 +128,12 @@ _checks: list[weakref.WeakMethod[Callable[[Optimizer], None]]] = []
 _checked: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
+def has_hooks_of_others(optimizer: Optimizer) -> bool:
+    """Return whether hooks that are not autoprec's run before or after each step of the optimizer."""
+    hooks = [vars(optimizer).get(f"_optimizer_step_{when}_hooks") or {} for when in ("pre", "post")]
+    return sum(map(len, hooks)) > len(vars(optimizer).get(_HOOKED, ()))
+
+
 def _holds_stored(optimizer: Optimizer) -> bool:
     return any(stored(p) is not None for group in optimizer.param_groups for p in group["params"])
 

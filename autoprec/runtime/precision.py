@@ -197,6 +197,7 @@ class Precision:
             self._take_out()
             self.storage.restore()
             self.layout.restore()
+            self.scaler.retire()
 
     def _take_out(self) -> None:
         """Take out what `_put_in` installed."""
@@ -231,6 +232,8 @@ class Precision:
         except BaseException:
             self._reinstall(previous, scaler)
             raise
+        if self.scaler is not scaler:
+            scaler.retire()
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()
 

@@ -57,7 +57,7 @@ class WeightCasts:
     Code that writes to a weight's memory behind torch's back must call `clear()`.
 
     A loop that steps after each forward has nothing to share, and pays for keeping in time and memory: after such a
-    step nothing is kept, until a second forward comes before the next one.
+    step only the casts of frozen weights are kept, until a second forward comes before the next one.
     """
 
     def __init__(self, parameters: Callable[[], Iterable[torch.Tensor]]) -> None:
@@ -67,6 +67,7 @@ class WeightCasts:
         self._captured = False
         self._forwards = 0  # since the last optimizer step
         self._is_shared = True  # whether there was more than one before it; nobody knows before the first
+        self._has_frozen = False  # whether a large weight was frozen when an optimizer stepped first
         self._steps_us: WeakKeyDictionary[Optimizer, bool] = WeakKeyDictionary()
         watch_for(self)
 
@@ -76,17 +77,22 @@ class WeightCasts:
     def of_forward(self) -> "WeightCasts | None":
         """Return what the forward that begins now is to take its casts from, None where nobody would share them."""
         self._forwards += torch.is_grad_enabled()
-        return self if self._is_shared or self._forwards > 1 else None
+        return self if self._keeps_trained or self._has_frozen else None
 
     def stepped(self, optimizer: Optimizer, weights: Sequence[torch.Tensor]) -> None:
         """Drop the casts of what `optimizer` has written to, or is about to."""
         self.forget(weights)
         is_ours = self._steps_us.get(optimizer)
         if is_ours is None:
-            ids = {id(weight) for weight in self._parameters()}
-            is_ours = self._steps_us[optimizer] = any(id(weight) in ids for weight in weights)
+            ours = {id(weight): weight for weight in self._parameters()}
+            is_ours = self._steps_us[optimizer] = any(id(weight) in ours for weight in weights)
+            self._has_frozen = any(not weight.requires_grad and weight.numel() >= SMALLEST for weight in ours.values())
         if is_ours and self._forwards:
             self._is_shared, self._forwards = self._forwards > 1, 0
+
+    @property
+    def _keeps_trained(self) -> bool:
+        return self._is_shared or self._forwards > 1
 
     def cast(self, weight: torch.Tensor, dtype: torch.dtype, version: int) -> torch.Tensor:
         """Return `weight` in `dtype`, from an earlier forward if it is still good; its version is known."""
@@ -121,6 +127,7 @@ class WeightCasts:
     def _may_keep(self, weight: torch.Tensor, cast: torch.Tensor) -> bool:
         return (
             type(weight) is nn.Parameter
+            and (self._keeps_trained or not weight.requires_grad)
             and not self._is_captured(weight)
             and not cast.is_inference()
             and not torch._C._functorch.is_functorch_wrapped_tensor(cast)

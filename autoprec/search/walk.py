@@ -60,11 +60,13 @@ def _along(front: Sequence[Plan], tried: Mapping[str, TrialRecord], gradient_err
     if not good:
         last = max(places)
         return front[min(last + 2 ** (len(places) - 1), len(front) - 1)] if last < len(front) - 1 else None
+    is_shown = any(places[place].fidelity is not None for place in good)
+    first = 0 if is_shown else sum(goes_beyond(plan.choice) for plan in front)
     fastest = min(good)
-    too_fast = max((place for place in places if place < fastest), default=-1)
+    too_fast = max((place for place in places if place < fastest), default=first - 1)
     if fastest - too_fast <= 1:
         return None
-    return front[max(fastest - 2 ** (len(good) - 1), 0) if too_fast < 0 else (fastest + too_fast) // 2]
+    return front[max(fastest - 2 ** (len(good) - 1), first) if too_fast < first else (fastest + too_fast) // 2]
 
 
 def _spread(front: Sequence[Plan], tried: Mapping[str, TrialRecord]) -> Plan | None:

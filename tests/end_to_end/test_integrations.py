@@ -3,7 +3,9 @@
 import re
 import warnings
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -39,15 +41,16 @@ def gpt() -> nn.Module:
     return GPT2LMHeadModel(config).train()
 
 
-def own_loop(policy: str) -> nn.Module:
+def own_loop(policy: str, *, micro_batches: int = 1) -> nn.Module:
     """Return the model that a loop as docs/runtime.md has it trains."""
     model = gpt()
     precision = autoprec.apply(model, policy)
     optimizer = precision.optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
-    for batch in DataLoader(Texts(), batch_size=ROWS):
-        precision.backward(model(**batch).loss)
-        precision.step(optimizer, max_norm=1.0)
-        optimizer.zero_grad()
+    for number, batch in enumerate(DataLoader(Texts(), batch_size=ROWS), 1):
+        precision.backward(model(**batch).loss / micro_batches)
+        if number % micro_batches == 0:
+            precision.step(optimizer, max_norm=1.0)
+            optimizer.zero_grad()
     return model
 
 
@@ -75,6 +78,19 @@ def test_accelerate(policy: str, tmp_path: Path) -> None:
         accelerator.save_state(str(tmp_path))
     accelerator.load_state(str(tmp_path))
     assert str(precision.state_dict()) == str(before)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_accelerate_that_accumulates_gradients(policy: str) -> None:
+    from accelerate import Accelerator
+
+    names: dict[str, Any] = {
+        "Accelerator": partial(Accelerator, gradient_accumulation_steps=2), "autoprec": autoprec, "torch": torch,
+        "model": gpt(), "policy": policy, "loader": DataLoader(Texts(), batch_size=ROWS),
+    }  # fmt: skip
+    start, loop = re.split(r"(?<=in loader:\n)", BLOCKS["Accelerate"])
+    exec(f"{start}    with accelerator.accumulate(model):\n{indent(loop, '    ')}", names)
+    assert_equal(names["model"], own_loop(policy, micro_batches=2))
 
 
 def trained(policy: str, folder: Path, *, steps: int, resumes: bool) -> nn.Module:

@@ -21,6 +21,7 @@ from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAd
 from autoprec.runtime.finite import GRADIENT_LIMIT
 from autoprec.runtime.guard import remembered
 from autoprec.runtime.guard.remembered import FLUSHED, State
+from autoprec.runtime.optimizer_step import has_hooks_of_others
 from autoprec.runtime.stored import stored
 
 # Weights of optimizers that square gradients: with weight decay up to 1, (2**60 + 2**62)**2 is still an FP32 number.
@@ -63,6 +64,8 @@ def unproven(optimizer: Optimizer, group: Group) -> str:
     row = ROWS.get(type(optimizer))
     if row is None:
         return f"nothing is proven about the updates of {type(optimizer).__name__}"
+    if has_hooks_of_others(optimizer):
+        return "a hook of its step may change gradients or weights after they were looked at"
     for name in ("capturable", "differentiable"):
         if group.get(name):
             return (
@@ -113,8 +116,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _local(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors of a state: their shards of this rank, and of sparse ones the values."""
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    return {name: value.to_local() if hasattr(value, "to_local") else value for name, value in tensors.items()}
+    local = {name: value.to_local() if hasattr(value, "to_local") else value for name, value in tensors.items()}
+    return {name: value.coalesce().values() if value.is_sparse else value for name, value in local.items()}
 
 
 # Faults: settings for which the proofs below do not hold.
@@ -124,8 +129,8 @@ def _no_decay_fault(numbers: Numbers) -> str:
     decay, rate = numbers.get("weight_decay", 0.0), numbers["lr"]
     if not 0 <= decay <= 1:
         return f"weight_decay is {decay:g}, and proven are 0 to 1"
-    if abs(rate * decay) > 1:
-        return f"lr * weight_decay is {rate * decay:g}, and weights that decay by more than themselves grow"
+    if not 0 <= rate * decay <= 1:
+        return f"lr * weight_decay is {rate * decay:g}, and beyond 0 to 1 weights may grow with each step"
     return ""
 
 

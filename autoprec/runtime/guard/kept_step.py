@@ -112,11 +112,11 @@ def _are_real(now: Any, kept: Any) -> bool:
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """Return the shard of this rank, and quantized state (of torchao) as numbers."""
+    """Return the shard of this rank, and quantized state (of torchao) and complex numbers as real ones."""
     local: Any = tensor.detach()
     local = local.to_local() if hasattr(local, "to_local") else local
     found: torch.Tensor = local.dequantize() if type(local) is not torch.Tensor else local
-    return found
+    return torch.view_as_real(found) if found.is_complex() else found
 
 
 def _all_finite(values: Sequence[torch.Tensor]) -> bool:

@@ -1,16 +1,19 @@
 """Which steps need an eye: those of optimizer groups whose updates are not proven to be finite."""
 
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
-from autoprec.runtime.guard.finite_updates import Bound, bound, measured, unproven
+from autoprec.runtime.guard.finite_updates import ROWS, Bound, bound, measured, unproven
 from autoprec.runtime.guard.kept_step import KeptStep
 from autoprec.runtime.guard.ranks import Ranks
+from autoprec.runtime.optimizer_step import has_hooks_of_others
 from autoprec.runtime.precision import Precision
 from autoprec.runtime.stored import stored
 
@@ -39,6 +42,7 @@ class _Standing:
     settings: Mapping[str, Any] = field(default_factory=dict)
     num_parameters: int = -1
     versions: tuple[tuple[torch.Tensor, int], ...] = ()
+    is_hooked: bool = False
     fault: str = ""
     bound: Bound | None = None
     limit: float = 0.0
@@ -50,15 +54,18 @@ class _Standing:
     def is_of(self, group: Mapping[str, Any]) -> bool:
         """Return whether a group is as it was noted; a tensor is known by its version, which waits for no device.
 
-        Asked at each step: of equal objects Python compares identities, so that this takes a microsecond.
+        Asked at each step: settings are compared by identity, as equality may be a tensor, so that this takes a
+        microsecond.
         """
-        is_same = self.num_parameters == len(group["params"]) and self.settings == group
+        is_same = self.num_parameters == len(group["params"]) and len(self.settings) == len(group)
+        is_same = is_same and all(map(operator.is_, self.settings.values(), group.values()))
         return is_same and all(each._version == version for each, version in self.versions)
 
     def note(self, group: Mapping[str, Any]) -> None:
         """Note the settings of a group."""
         self.settings, self.num_parameters = dict(group), len(group["params"])
-        self.versions = tuple((each, each._version) for each in group.values() if isinstance(each, torch.Tensor))
+        plain = pytree.tree_leaves({name: value for name, value in group.items() if name != "params"})
+        self.versions = tuple((each, each._version) for each in plain if isinstance(each, torch.Tensor))
 
     @property
     def reach(self) -> float:
@@ -95,9 +102,11 @@ class UpdateWatch:
     def __init__(self, precision: Precision, optimizers: Sequence[Optimizer], ranks: Ranks) -> None:
         self._precision, self._optimizers, self._ranks = precision, optimizers, ranks
         self._standings: dict[tuple[int, int], _Standing] = {}
+        self._policy = precision.policy
         self._stale: dict[str, bool] = {"weights": True, "state": True}
         for each in optimizers:
-            each.register_load_state_dict_post_hook(_Forgets(self._stale))
+            if type(each) in ROWS:  # others are watched whatever they have loaded, and a wrapper may take no hooks
+                each.register_load_state_dict_post_hook(_Forgets(self._stale))
 
     def forget(self) -> None:
         """Look at weights, state and settings anew before the next step: something else has set them."""
@@ -110,6 +119,9 @@ class UpdateWatch:
 
     def watched(self, chosen: Sequence[Optimizer]) -> tuple[Watched, ...]:
         """Return the groups of a step of `chosen` that are not proven; the step is taken for granted to follow."""
+        if self._precision.policy is not self._policy:  # exchanged: parameters may be stored in another format
+            self._policy = self._precision.policy
+            self.forget()
         rows = [(optimizer, index, self._standing(optimizer, index)) for optimizer, index in _groups(chosen)]
         if any(self._stale.values()) or any(standing.is_full for _, _, standing in rows):
             self._look()
@@ -133,8 +145,10 @@ class UpdateWatch:
         """Return what is known of a group under its present settings."""
         standing = self._standings.setdefault((id(optimizer), index), _Standing())
         group = optimizer.param_groups[index]
-        if not standing.is_of(group):
+        is_hooked = has_hooks_of_others(optimizer)
+        if not standing.is_of(group) or standing.is_hooked is not is_hooked:
             standing.note(group)
+            standing.is_hooked = is_hooked
             standing.fault, standing.bound = unproven(optimizer, group), None
             if not standing.fault:
                 self._bind(standing, optimizer, index, standing.memory)

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from autoprec.policy import LossScale
+from autoprec.policy import LossScale, preset
 from autoprec.runtime import apply
 from autoprec.runtime.loss_scale import BoundedGradScaler
 
@@ -92,3 +93,36 @@ def test_a_loop_that_scales_is_told_nothing_even_of_steps_without_a_scale() -> N
     optimizer.zero_grad()
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
+
+
+def test_a_policy_that_was_removed_expects_no_scale_of_plain_training_or_of_its_successor() -> None:
+    model = torch.nn.Linear(2, 2)
+    former = apply(model, "autocast-fp16")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    former.remove()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()  # warnings are errors here
+    optimizer.zero_grad()
+    precision = apply(model, "autocast-fp16")
+    precision.backward(model(torch.ones(1, 2)).sum())
+    precision.step(optimizer)
+
+
+def test_a_scaler_whose_policy_was_exchanged_expects_no_scale() -> None:
+    model = torch.nn.Linear(2, 2)
+    precision = apply(model, "autocast-fp16")
+    scaler, optimizer = precision.scaler, torch.optim.SGD(model.parameters(), lr=0.1)
+    precision.exchange(preset("fp32", "cpu"))
+    assert precision.scaler is not scaler
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+
+
+def test_a_step_that_only_makes_the_state_of_an_optimizer_needs_no_scale() -> None:
+    model = torch.nn.Linear(2, 2)
+    apply(model, "autocast-fp16")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    assert get_optimizer_state_dict(model, optimizer)["state"]  # steps on gradients of 0
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.warns(RuntimeWarning, match="this one was not scaled"):
+        optimizer.step()

@@ -291,6 +291,22 @@ def test_a_second_forward_before_the_step_shares_casts_from_then_on(casts: list[
     assert_fresh(model)
 
 
+def test_the_casts_of_frozen_weights_are_kept_by_a_loop_of_one_forward_a_step(casts: list[torch.Size]) -> None:
+    model: Any = nn.Sequential(model_of(), nn.Linear(96, 128))
+    model[0].requires_grad_(False)
+    kept = apply(model, BF16).kept_casts
+    optimizer = foreach(model[1])
+    for number in range(3):
+        model(X).sum().backward()
+        assert len(kept) == (2 if number == 0 else 1)  # nobody knows before the first step
+        optimizer.step()
+    assert casts.count(LARGE) == 1
+    with torch.no_grad():
+        model[0].linear.weight.mul_(2.0)
+    model(X)
+    assert casts.count(LARGE) == 2
+
+
 def test_the_steps_of_other_optimizers_say_nothing_of_what_is_shared(casts: list[torch.Size]) -> None:
     model: Any = model_of()
     apply(model, BF16)

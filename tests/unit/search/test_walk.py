@@ -93,3 +93,20 @@ def test_fronts_take_turns_and_other_plans_come_where_they_stand() -> None:
     names = [each.name for each in trials]
     assert names == ["fp32-fused", "cut-0-bf16", "cut-0-fp16", "cut-1-bf16", "cut-1-fp16", "free-ops"]
     assert next_plan([], [], lambda _: None) is None
+
+
+def test_a_plan_that_was_ended_for_its_time_leads_to_faster_ones_but_not_beyond_marks() -> None:
+    def ended(*names: str) -> list[TrialRecord]:
+        found = [next(each for each in FRONT if each.choice["plan"] == name) for name in names]
+        trials = [replace(trial(each.name, 1.2, kind="plan"), choice=each.choice) for each in found]
+        return [replace(each, state="pruned", fidelity=None) for each in trials]
+
+    def after(trials: list[TrialRecord]) -> object:
+        found = next_plan(FRONT, trials, lambda each: ERRORS[str(each.choice["plan"])])
+        return found and found.choice["plan"]
+
+    assert after(ended("cut-2")) == "cut-1"
+    assert after(ended("cut-2", "cut-1")) == "cut-0"
+    assert after(ended("cut-2", "cut-1", "cut-0")) is None, "none of them is known to be faithful"
+    faithful = [replace(each, fidelity=FAITHFUL, state="complete") for each in ended("cut-2")]
+    assert after([*faithful, *ended("cut-1", "cut-0")]) == "beyond-1"

@@ -340,3 +340,50 @@ def test_masters_groups_and_state_of_a_first_step_come_back():
     now = loop.precision.storage.masters()
     assert all(torch.equal(now[name], held[name]) for name in held)
     assert any(not torch.equal(each, each.bfloat16().float()) for each in held.values())  # else they show nothing
+
+
+def test_other_parameters_in_a_group_are_looked_at_anew():
+    loop = Loop(policy_of("bf16"), every=1000).train(2)
+    group = loop.optimizer.param_groups[0]
+    group["params"] = group["params"][::-1]
+    loop.train(2)
+    assert loop.is_finite
+    assert loop.findings == []
+
+
+def test_a_policy_that_was_exchanged_beside_the_guard_is_noticed():
+    loop = Loop(policy_of("fp32"), lr=3e4, kind=functools.partial(AdamW, weight_decay=0.0), every=1000).train(1)
+    assert watched(loop) == []
+    loop.precision.exchange(policy_of("fp32", parameters=FP16_MASTERS))
+    loop.train(3)
+    assert len(watched(loop)) == 1
+    assert loop.is_finite
+
+
+class Wrapper(Optimizer):
+    """An optimizer around another one that has no hooks of its own, as Accelerate's is."""
+
+    def __init__(self, params, lr):
+        self.inner = AdamW(params, lr=lr)
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    @property
+    def state(self):
+        return self.inner.state
+
+    def zero_grad(self):
+        self.inner.zero_grad()
+
+    def step(self):
+        self.inner.step()
+
+
+def test_a_wrapper_without_hooks_is_watched():
+    loop = Loop(policy_of("bf16"), kind=Wrapper, snapshot_every=None).train(1)
+    assert "nothing is proven about the updates of Wrapper" in watched(loop)[0]
+    loop.optimizer.param_groups[0]["lr"] = torch.inf
+    assert loop.step(batch_at(1)).outcome.undone is not None
+    assert loop.is_finite
