@@ -195,8 +195,8 @@ def rows(device: torch.device, rounds: int, *, tiny: bool, compiled: bool) -> di
         return torch.randn(4, width, device=device, generator=torch.Generator(device).manual_seed(0))
 
     def text(size: int) -> torch.Tensor:
-        """Return so many times four bytes, in rows of 32 if there are more, and the byte that follows each row."""
-        shape = (max(size // 8, 1), 4 * min(size, 8) + 1)
+        """Return a row of four times so many bytes, or from 64 bytes on rows of 32, and the byte that follows each."""
+        shape = (1, 4 * size + 1) if size < 16 else (size // 8, 33)
         return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0)).to(device)
 
     unit = 8
