@@ -12,10 +12,13 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import autoprec
 from tests.architecture.surface import ROOT
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of torchao, whose sources warn when they are compiled for the first time
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 POLICIES = ["fp32", "autocast-fp16", "bf16-master"]
 STEPS, ROWS = 8, 8
@@ -94,8 +97,6 @@ def test_accelerate_that_accumulates_gradients(policy: str) -> None:
 
 
 def trained(policy: str, folder: Path, *, steps: int, resumes: bool) -> nn.Module:
-    from transformers import Trainer, TrainerCallback, TrainingArguments
-
     class Sequential(Trainer):
         """Takes the batches in order and the loss as the model returns it, so that another loop can do the same."""
 
