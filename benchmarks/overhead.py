@@ -154,11 +154,18 @@ def seconds(run: Run, steps: int = 9) -> float:
     return min(times)
 
 
-def sized(make: Callable[[int], nn.Module], batch: Callable[[int], Any], loss: Loss, target_s: float) -> int:
+def sized(
+    make: Callable[[int], nn.Module],
+    batch: Callable[[int], Any],
+    loss: Loss,
+    target_s: float,
+    *,
+    compiled: bool = False,
+) -> int:
     """Return the size whose step under autocast comes nearest to `target_s` from below: doubled, then bisected."""
 
     def fits(size: int) -> bool:
-        return seconds(Run(make(size), loss, batch(size), "autocast")) <= target_s
+        return seconds(Run(make(size), loss, batch(size), "autocast", compiled=compiled)) <= target_s
 
     size = 4
     while size < 2**18 and fits(2 * size):
@@ -199,7 +206,7 @@ def rows(device: torch.device, rounds: int, *, tiny: bool, compiled: bool) -> di
         shape = (1, 4 * size + 1) if size < 16 else (size // 8, 33)
         return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0)).to(device)
 
-    unit = 8
+    unit = 4
     width = unit * (1 if tiny else sized(lambda n: Functional(unit * n, LAYERS), lambda n: noise(unit * n), mean, 8e-3))
     gpt_width, gpt_layers = (32, 1) if tiny else (128, 6)
 
@@ -221,9 +228,16 @@ def rows(device: torch.device, rounds: int, *, tiny: bool, compiled: bool) -> di
     }
     if compiled:
         table[f"compiled {gpt_row}"] = compare(gpt, next_byte, ids, rounds, compiled=True)
-        table[f"compiled {mlp_row}"] = compare(
-            lambda: modules(width, LAYERS), mean, noise(width), rounds, compiled=True
+        unit = 16  # few sizes, since each is compiled
+        wider = (
+            4
+            if tiny
+            else unit * sized(lambda n: modules(unit * n, LAYERS), lambda n: noise(unit * n), mean, 8e-3, compiled=True)
         )
+        for each in dict.fromkeys((width, wider)):
+            table[f"compiled MLP of {LAYERS} layers, width {each}"] = compare(
+                lambda each=each: modules(each, LAYERS), mean, noise(each), rounds, compiled=True
+            )
     return table
 
 
