@@ -183,7 +183,7 @@ class CastMode(SiteMode):
         """Cast what the policy says to cast, and run the call."""
         if call.writes:
             return func(*args, **kwargs)
-        action = None if frame.leaves_alone() else self._action_of(frame.module, call.op.name, index)
+        action = None if frame.leaves_alone() else self.action_at(frame.module, call.op.name, index)
         if isinstance(action, str) and action in self._executors:
             return self._executors[action](func, call, args, kwargs, (frame.module, call.op.name, index))
         if action is None and agrees(call):
@@ -204,9 +204,13 @@ class CastMode(SiteMode):
             return self._call_norm(func, args, kwargs, dtype)
         return self._call_all(func, args, kwargs, dtype)
 
+    def action_at(self, module: str, op: str, index: int) -> Action:
+        """Return what to do at a site."""
+        return self._action_of(module, op, index)
+
     def is_emulated(self, op: str, index: int) -> bool:
         """Return whether a site of the running module computes its format by emulation."""
-        action = self._action_of(self.frames[-1].module, op, index)
+        action = self.action_at(self.frames[-1].module, op, index)
         return isinstance(action, str) and action in self._executors and self._executors[action].is_emulated
 
     def on_other(self, func: Any, call: Call, args: Any, kwargs: Any) -> Any:

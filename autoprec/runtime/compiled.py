@@ -1,14 +1,20 @@
 """Graphs that torch.compile makes of code under a cast mode: the casts are in them, so nothing casts while they run."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 
+from autoprec.runtime.plans import Action
 from autoprec.runtime.running import RUNNING
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+_NAMED: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_NUMBERS = itertools.count()
 
 _DONE = "_autoprec_runs_aside"
 _DEPTH = "_autoprec_effects"
@@ -30,6 +36,25 @@ def run_graph_aside() -> None:
 
 # torch.compile calls it while it traces and does not trace it: what `assume_constant_result` would set.
 run_graph_aside._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def name_in_graphs(owner: Any) -> str:
+    """Return a name by which code that torch.compile traces finds `owner` for as long as it lives.
+
+    What is asked once, while a graph is traced, may be asked with constants only: torch before 2.13 takes no object.
+    """
+    name = f"policy {next(_NUMBERS)}"
+    _NAMED[name] = owner
+    return name
+
+
+def traced_action(name: str, module: str, op: str, index: int) -> Action:
+    """Return what the policy of that name does at a site: a constant of the graph that is being traced."""
+    action: Action = _NAMED[name].action_of(module, op, index)
+    return action
+
+
+traced_action._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def at_end_of_trace(output: Any, action: Callable[[], None]) -> None:

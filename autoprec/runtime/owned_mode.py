@@ -10,6 +10,7 @@ from torch import nn
 
 from autoprec.ops import lookup
 from autoprec.runtime.cast_mode import CastMode
+from autoprec.runtime.compiled import traced_action
 from autoprec.runtime.edits import watching
 from autoprec.runtime.forwards import PATH, made_for, original_forward, replace_forward, with_constants
 from autoprec.runtime.leaves import leaf_forward
@@ -57,6 +58,12 @@ class OwnedMode(CastMode):
             self.casts = {dtype: _Forgetful() for dtype in CASTABLE}
         else:
             self.kept_casts = owner.kept_casts.of_forward()
+
+    def action_at(self, module: str, op: str, index: int) -> Action:
+        """Return what the policy does at a site."""
+        if torch.compiler.is_dynamo_compiling():
+            return traced_action(self.owner.name_in_graphs, module, op, index)
+        return self.owner.action_of(module, op, index)
 
     def on_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a backward pass, in which this mode stands aside."""

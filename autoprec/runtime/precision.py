@@ -16,6 +16,7 @@ from autoprec.runtime import checkpoint
 from autoprec.runtime.actions import Actions
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.compilation import Compilation
+from autoprec.runtime.compiled import name_in_graphs
 from autoprec.runtime.forwards import restore_forward
 from autoprec.runtime.fused import check_fused, fuse
 from autoprec.runtime.leaves import LeafForwards
@@ -49,6 +50,7 @@ class Precision:
     def __init__(self, model: nn.Module, policy: Policy, device: str) -> None:
         self.model = model
         self.device = device
+        self.name_in_graphs = name_in_graphs(self)
         self._told_collapse = False
         self._adopt(policy, BoundedGradScaler(device, policy.loss_scale, self._parameters))
 
@@ -318,5 +320,3 @@ class Precision:
         if key not in self._actions:
             self._actions[key] = self._at(Site(*key))
         return self._actions[key]
-
-    action_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
