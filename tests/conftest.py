@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 import torch
 
-from tests.two_ranks import TwoRanks
+from tests.two_ranks import PAIR, TwoRanks
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # models are built from configs; nothing may be fetched
 os.environ.pop("AUTOPREC_DEBUG", None)
@@ -23,7 +23,15 @@ hypothesis.settings.register_profile("thorough", derandomize=True, deadline=None
 hypothesis.settings.load_profile("autoprec")
 
 
+# Tracing doubles the time of Python, so coverage is of the tests that mirror the package: what proves contracts on many
+# models and examples runs untraced.
+TRACED = ("tests/unit/", "tests/architecture/")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not item.nodeid.startswith(TRACED):
+            item.add_marker(pytest.mark.no_cover)
     if torch.cuda.is_available():
         return
     no_gpu = pytest.mark.skip(reason="needs a CUDA device: make gpu")
@@ -50,9 +58,11 @@ def _one_seed() -> Iterator[None]:
     torch.set_rng_state(state)
 
 
-@pytest.fixture(scope="session")
-def ranks() -> Iterator[TwoRanks]:
-    """Yield two processes for the tests of this worker that train in parallel."""
-    pair = TwoRanks()
-    yield pair
-    pair.end()
+@pytest.fixture
+def ranks() -> TwoRanks:
+    """Return two processes for the tests of this worker that train in parallel."""
+    return PAIR
+
+
+def pytest_sessionfinish() -> None:
+    PAIR.end()
