@@ -1,5 +1,5 @@
 # make demo    tune the example GPT and train on under the policy it wrote
-# make test    format, lint, types, import contracts, and all tests with branch coverage
+# make test    format, lint, types, import contracts, and all tests, with branch coverage of tests/unit
 # make test-long  the rest of the tests: torch.compile and FSDP2 on many models and settings, about 5 minutes
 # make bench   measure what README and reports/ claim
 # make gpu     the tests that need a CUDA device, then benchmarks/gpu.py into reports/gpu/
