@@ -65,6 +65,10 @@ class TwoRanks:
             raise AssertionError("\n".join(errors))
 
 
+PAIR = TwoRanks()
+"""The pair of this process, for whoever needs one; a test takes the fixture `ranks`."""
+
+
 def _answer(pipe: Connection, limit_s: float) -> tuple[str, Any]:
     try:
         return pipe.recv() if pipe.poll(limit_s) else (f"no answer within {limit_s} s", None)

@@ -8,16 +8,15 @@ import pytest
 from autoprec.audit.gate import Gate
 from autoprec.audit.gates import GATES
 from autoprec.records.audit import AuditRecord
-from tests.faults.audit_faults_a import CONTROLS
-from tests.faults.planted import run_planted
+from tests.faults.audit_faults_a import audited_control
 
 ROWS = pytest.mark.parametrize("gate", GATES, ids=lambda gate: gate.name)
 TABLES = sorted(path.stem for path in (Path(__file__).parents[1] / "faults").glob("audit_faults_*.py"))
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> AuditRecord:
-    return run_planted(CONTROLS["fp16 with a loss scale"], tmp_path_factory.mktemp("healthy"))
+def healthy() -> AuditRecord:
+    return audited_control("fp16 with a loss scale")
 
 
 def test_names_are_unique() -> None:

@@ -1,7 +1,6 @@
 """A guard on two gloo ranks: all decide alike, whatever only one of them sees."""
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from autoprec.errors import ApplyError
 from autoprec.policy import LossScale, Parameters
 from tests.faults.guard_faults import Exploding, train_with_an_odd_rank
 from tests.faults.guarded import Loop, batch_at, loss_of, policy_of
-from tests.two_ranks import TwoRanks
 
 pytestmark = [
     pytest.mark.skipif(
@@ -23,13 +21,6 @@ pytestmark = [
 ]
 SCALED = LossScale(kind="dynamic", initial=256.0)
 MASTERS = Parameters(storage="bf16", master="fp32", gradients="storage")
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[TwoRanks]:
-    pair = TwoRanks()
-    yield pair
-    pair.end()
 
 
 def loop_of(policy: Any, **options: Any) -> Loop:

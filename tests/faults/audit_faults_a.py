@@ -1,11 +1,15 @@
 """Planted faults, one a row, each with the gate that is meant to catch it; and healthy runs that no gate may refuse."""
 
+import tempfile
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 
 import torch
 
 from autoprec.policy import LossScale, Parameters, Rule
-from tests.faults.planted import BF16, EVERY_SITE_FP32, HEALTHY, Fault, Planted, edited
+from autoprec.records.audit import AuditRecord
+from tests.faults.planted import BF16, EVERY_SITE_FP32, HEALTHY, Fault, Planted, edited, run_planted
 
 WIDER = edited(("16, 32), nn.Linear(32", "16, 48), nn.Linear(48"))
 OTHER_MODEL = edited(("nn.Linear(16, 4)", "nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))"))
@@ -361,3 +365,10 @@ CONTROLS: Mapping[str, Planted] = {
         workload=edited(("randn(8", "randn(12")), gates="match: {shapes: 0}\n", only=("match", "honoured")
     ),
 }
+
+
+@cache
+def audited_control(name: str) -> AuditRecord:
+    """Return the audit of a healthy run by all its gates, one a process."""
+    with tempfile.TemporaryDirectory(prefix="autoprec-control-") as folder:
+        return run_planted(CONTROLS[name], Path(folder))

@@ -15,7 +15,7 @@ from torch import nn
 from autoprec.errors import GuardError
 from autoprec.policy import LossScale, Parameters
 from tests.faults.guarded import BAND, Batch, Loop, batch_at, loss_of, net, policy_of
-from tests.two_ranks import TwoRanks
+from tests.two_ranks import PAIR
 
 Found = Sequence[tuple[str, str]]
 DYNAMIC = LossScale(kind="dynamic", initial=1024.0, growth_interval=50)
@@ -227,11 +227,7 @@ def other_model() -> Found:
 
 
 def odd_rank() -> Found:
-    pair = TwoRanks()
-    try:
-        return pair.run(train_with_an_odd_rank)[0]
-    finally:
-        pair.end()
+    return PAIR.run(train_with_an_odd_rank)[0]
 
 
 def train_with_an_odd_rank(rank: int) -> Found:

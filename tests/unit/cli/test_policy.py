@@ -187,7 +187,8 @@ def test_diff_of_presets_folds_rules_and_names_what_differs_in_a_setting(folder,
 
 @pytest.mark.parametrize("a", preset_names("cpu"))
 def test_diff_of_each_pair_of_presets_is_readable(folder, capsys, a):
-    for b in preset_names("cpu"):
+    names = preset_names("cpu")
+    for b in names[names.index(a) :]:
         code, out, _ = _run(capsys, "diff", a, b)
         assert code == int(a != b)
         assert 1 <= len(out.splitlines()) <= 40

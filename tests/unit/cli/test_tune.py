@@ -301,6 +301,7 @@ def test_a_run_holds_two_models_at_most_and_a_resumed_one_goes_on_with_the_plans
 ) -> None:
     (folder / "counted.py").write_text(COUNTED)
     command = ["tune", "counted.py", "--space", "space.yaml", "--device", "cpu", "--trials", "1"]
+    command += ["--baselines", "fp32,autocast-bf16"]
     assert main(command) == 0
     assert sys.modules["counted"].MOST == [2]
     run = folder / "runs" / "counted"

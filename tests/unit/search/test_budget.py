@@ -19,12 +19,18 @@ from autoprec.search.study import Asked
 from autoprec.search.trials import Catalog, run_trials
 from tests.unit.records.samples import MEMORY, trial
 from tests.unit.search.blocks import rows
+from tests.unit.search.memory import keep_studies_in_memory
 from tests.unit.search.test_study import start
 from tests.unit.search.test_trials import CATALOG, FakeObjective
 
 HORIZON, STEP_S = 50, 0.01  # a trial takes a second
 BUDGET_S = 26.0  # for which a horizon of 50 is chosen
 PROTOCOL: Any = SimpleNamespace(horizon=HORIZON, num_rounds=4, slow_limit=2.0)
+
+
+@pytest.fixture(autouse=True)
+def _in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_studies_in_memory(monkeypatch)
 
 
 @dataclass

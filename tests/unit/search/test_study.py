@@ -18,6 +18,7 @@ from autoprec.search.lock import run_lock
 from autoprec.search.study import Asked, Study, open_study, stored_horizon
 from tests.unit.records.samples import FAITHFUL, trial
 from tests.unit.search.blocks import rows
+from tests.unit.search.memory import keep_studies_in_memory
 
 ROOT = Path(__file__).parents[3]
 
@@ -72,7 +73,10 @@ def test_a_study_remembers_the_fp32_curve(tmp_path: Path) -> None:
         start(tmp_path).remember_curve([2.0, 1.4, 1.25])
 
 
-def test_the_sampler_proposes_values_of_the_space_and_the_loss_scale_for_fp16_alone(tmp_path: Path) -> None:
+def test_the_sampler_proposes_values_of_the_space_and_the_loss_scale_for_fp16_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_studies_in_memory(monkeypatch)
     study = start(tmp_path)
     values = {row.name: row.values for row in rows()}
     for number in range(25):
@@ -121,7 +125,10 @@ def test_a_faithful_trial_is_feasible_and_a_divergence_is_storable(tmp_path: Pat
     assert first.constraints["fidelity"] <= 0 < second.constraints["fidelity"]
 
 
-def test_a_trial_much_slower_than_the_best_is_pruned_and_one_as_fast_is_not(tmp_path: Path) -> None:
+def test_a_trial_much_slower_than_the_best_is_pruned_and_one_as_fast_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_studies_in_memory(monkeypatch)
     study = start(tmp_path)
     best = study.ask()
     for number in range(12):

@@ -18,6 +18,7 @@ from autoprec.search.study import Asked, Study, open_study
 from autoprec.search.trials import Catalog, fastest, run_trials
 from tests.unit.records.samples import trial
 from tests.unit.search.blocks import SPACE, layout, rows
+from tests.unit.search.memory import keep_studies_in_memory
 from tests.unit.search.test_study import start
 
 CATALOG = Catalog(
@@ -25,6 +26,11 @@ CATALOG = Catalog(
     layout=layout(),
     device={"kind": "cpu", "name": "Testium"},
 )
+
+
+@pytest.fixture(autouse=True)
+def _in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_studies_in_memory(monkeypatch)
 
 
 @dataclass

@@ -46,3 +46,15 @@ def test_steps_draw_from_other_streams_than_the_model():
             return torch.rand(1).item()
 
     assert len({draw(stream) for stream in range(6)}) == 6
+
+
+def test_a_device_that_is_there_is_seeded_too(monkeypatch):
+    words = []
+    monkeypatch.setattr(torch, "manual_seed", words.append)
+    with seeded(7):
+        pass
+    assert words == [7] * torch.accelerator.is_available()
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    with seeded(8):
+        pass
+    assert words[-1] == 8
