@@ -25,7 +25,7 @@ hypothesis.settings.load_profile("autoprec")
 
 # Tracing doubles the time of Python, so coverage is of the tests that mirror the package: what proves contracts on many
 # models and examples runs untraced.
-TRACED = ("tests/unit/", "tests/architecture/")
+TRACED = ("tests/unit/", "tests/architecture/", "tests/contracts/test_ranges.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
