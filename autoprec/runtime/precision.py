@@ -17,6 +17,7 @@ from autoprec.runtime.actions import Actions
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.compilation import Compilation
 from autoprec.runtime.forwards import replace_forward, restore_forward
+from autoprec.runtime.functions import leave_functions_alone
 from autoprec.runtime.fused import check_fused, fuse
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import claim_float32_matmul, release_with
@@ -184,6 +185,7 @@ class Precision:
     def _install_casts(self) -> None:
         """Have the modules cast what enters their sites."""
         keep_frames(checkpointed_in_frame)
+        leave_functions_alone()
         refuse_symbolic_tracing()
         self.plans_of(LOSS_MODULE)
         for path, module in self.model.named_modules():
