@@ -17,7 +17,7 @@ from autoprec.capture.opaque import opaque_calls
 from autoprec.capture.recorder import Recorder
 from autoprec.errors import WorkloadError
 from autoprec.graph.opgraph import OpGraph
-from autoprec.runtime.forwards import original_forward, replace_forward, restore_forward
+from autoprec.runtime.forwards import made_for, original_forward, replace_forward, restore_forward
 from autoprec.workload import Workload
 from autoprec.workload.batches import first_batches, tensors_of
 from autoprec.workload.parts import build_model, check_loss
@@ -168,7 +168,7 @@ def _run(
     with ExitStack() as stack:
         for path, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):  # its forward cannot be replaced
-                replace_forward(module, _in_frame(recorder, path))
+                replace_forward(module, made_for(module, _in_frame(recorder, path)))
                 stack.callback(restore_forward, module)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(opaque_calls(recorder.opaque))

@@ -279,6 +279,7 @@ class CastMode(SiteMode):
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
         return value
 
+    @not_compiled_alone
     def cast_weight(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return `weight` in `dtype`, cast once in one outermost forward, or once an optimizer step if it is large."""
         try:

@@ -2,14 +2,17 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from autoprec.runtime.running import RUNNING
 
+_F = TypeVar("_F", bound=Callable[..., Any])
+
 _DONE = "_autoprec_runs_aside"
 _DEPTH = "_autoprec_effects"
+_AT_END = "_autoprec_at_end"
 
 
 def run_graph_aside() -> None:
@@ -22,11 +25,16 @@ def run_graph_aside() -> None:
 
     output = InstructionTranslator.current_tx().output
     if not hasattr(output.compiler_fn, _DONE):
-        output.compiler_fn = _aside(output.compiler_fn)
+        output.compiler_fn = _aside(output.compiler_fn, output)
 
 
 # torch.compile calls it while it traces and does not trace it: what `assume_constant_result` would set.
 run_graph_aside._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def at_end_of_trace(output: Any, action: Callable[[], None]) -> None:
+    """Have `action` run when the graph that is being traced is complete and not yet guarded."""
+    output.__dict__.setdefault(_AT_END, []).append(action)
 
 
 def allow_effects() -> None:
@@ -59,23 +67,26 @@ allow_effects._dynamo_marked_constant = True  # type: ignore[attr-defined]
 end_effects._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def not_compiled_alone(function: Callable[..., Any]) -> Callable[..., Any]:
+def not_compiled_alone(function: _F, *, but_within: bool = False) -> _F:
     """Return `function`, which torch.compile traces inside of models, and leaves alone where it runs between graphs.
 
     A mode is asked there about each call. To compile its frames costs compilations and shows Dynamo calls that it takes
-    for others: `grad_fn` of a tensor comes out as a bool, which breaks modules with backward hooks.
+    for others: `grad_fn` of a tensor comes out as a bool, which breaks modules with backward hooks. With `but_within`
+    the functions that it calls may be compiled.
     """
     frames = torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    skip, within = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT if but_within else frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, within))
     return function
 
 
-def _aside(compiler: Any) -> Any:
+def _aside(compiler: Any, output: Any) -> Any:
     """Return the backend `compiler`, whose graphs run aside."""
 
     @functools.wraps(compiler)
     def compile_aside(*arguments: Any, **options: Any) -> Callable[..., Any]:
+        for action in output.__dict__.pop(_AT_END, ()):
+            action()
         graph = compiler(*arguments, **options)
 
         @functools.wraps(graph)

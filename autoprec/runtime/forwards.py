@@ -10,6 +10,8 @@ from torch import nn
 
 _OWN = "_autoprec_own_forward"
 _REPLACEMENT = "_autoprec_replacement"
+PATH = "_autoprec_path"
+"""Where a module whose replacement is shared with others has its own path."""
 
 
 def with_constants(function: Callable[..., Any], constants: Mapping[str, str]) -> Callable[..., Any]:
@@ -28,26 +30,36 @@ def with_constants(function: Callable[..., Any], constants: Mapping[str, str]) -
 def replace_forward(module: nn.Module, replacement: Callable[..., Any]) -> None:
     """Make `module.forward(...)` return `replacement(module, ...)` until `restore_forward(module)`.
 
-    `replacement` is a function made for this module: it is given the name and signature of the original.
+    `replacement` comes from `made_for(module, ...)`, or serves several modules and comes from `as_replacement`.
 
-    The replacement is a bound method in the instance's dictionary: `type(module)`, `isinstance`, hooks and
+    It becomes a bound method in the instance's dictionary: `type(module)`, `isinstance`, hooks and
     state-dict keys stay as they are, `inspect.signature` still shows the original's, and a deep copy is bound to
     the copied module. A forward that the instance had of its own is kept there too, so that it is copied alike.
     """
+    if (own := module.__dict__.get("forward")) is not None:
+        module.__dict__[_OWN] = own
+    module.__dict__["forward"] = types.MethodType(replacement, module)
+
+
+def made_for(module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as a replacement of this module's forward alone, with the name and signature of that."""
     own = module.__dict__.get("forward")
     # Of its own: torch.compile keeps what it compiled, and how often it may do so again, by the code object.
-    assert isinstance(replacement, types.FunctionType)
-    replacement.__code__ = replacement.__code__.replace()
-    functools.update_wrapper(replacement, type(module).forward if own is None else own)
+    assert isinstance(function, types.FunctionType)
+    function.__code__ = function.__code__.replace()
+    as_replacement(function, type(module).forward if own is None else own)
     if own is not None:  # it takes no module: what is bound takes one more argument than it shows
         shown = inspect.signature(own)
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
         arguments = [each.replace(kind=max(each.kind, first.kind)) for each in shown.parameters.values()]
-        setattr(replacement, "__signature__", shown.replace(parameters=[first, *arguments]))  # noqa: B010
-    setattr(replacement, _REPLACEMENT, True)
-    if own is not None:
-        module.__dict__[_OWN] = own
-    module.__dict__["forward"] = types.MethodType(replacement, module)
+        setattr(function, "__signature__", shown.replace(parameters=[first, *arguments]))  # noqa: B010
+    return function
+
+
+def as_replacement(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function` as a replacement of `original`, with its name and signature."""
+    setattr(function, _REPLACEMENT, True)
+    return functools.update_wrapper(function, original)
 
 
 def original_forward(module: nn.Module) -> Callable[..., Any]:
@@ -67,6 +79,7 @@ def restore_forward(module: nn.Module) -> None:
     if not is_replaced(module):
         return
     own = module.__dict__.pop(_OWN, None)
+    module.__dict__.pop(PATH, None)
     if own is None:
         del module.__dict__["forward"]
     else:

@@ -17,7 +17,9 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from autoprec.runtime.forwards import with_constants
+from autoprec.runtime.compiled import not_compiled_alone
+from autoprec.runtime.forwards import PATH, as_replacement
+from autoprec.runtime.leaf_guards import guard_by_method
 from autoprec.runtime.plans import CASTABLE, Action
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.weight_casts import CONVERSIONS, SMALLEST
@@ -59,18 +61,26 @@ _KERNELS: Mapping[type[nn.Module], Callable[[torch.Tensor], torch.Tensor]] = Map
     {nn.ReLU: torch.relu, nn.SiLU: torch._C._nn.silu, nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid}
 )
 
-# Guarded once a graph, where `type(module).forward` is once a module.
-_FORWARDS: Mapping[str, Callable[..., Any]] = {kind.__name__: kind.forward for kind in (*_WEIGHTED, *_UNARY)}
-
 _ELSEWHERE = torch.empty(0, dtype=torch.int8)  # stands for a parameter that a hook computes, as weight_norm has it
 
 _NORMS = frozenset({nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d})
 
 
-def leaf_forward(
-    module: nn.Module, path: str, owner: Any, action_of: Callable[[str], Action], general: Callable[..., Any]
-) -> Callable[..., Any] | None:
-    """Return a forward in short for `module`, or None if only the `general` one is right for it.
+class LeafForwards:
+    """The forwards of the leaf modules of a `Precision`.
+
+    `short` has them by what they do: one function for all leaves that do the same stays in the caches of the processor,
+    where one for each would be fetched anew for each. `whole` has, by the path of a leaf, the general one, to which the
+    short one leaves what is not plain.
+    """
+
+    def __init__(self) -> None:
+        self.short: dict[Any, Callable[..., Any]] = {}
+        self.whole: dict[str, Callable[..., Any]] = {}
+
+
+def leaf_forward(module: nn.Module, owner: Any, action_of: Callable[[str], Action]) -> Callable[..., Any] | None:
+    """Return a forward in short for `module`, or None if only the general one is right for it.
 
     `owner` is whose modes it serves; `action_of(op)` is what the policy does at the op's first call in this module.
     """
@@ -79,28 +89,28 @@ def leaf_forward(
         return None
     if getattr(module, "padding_mode", "zeros") != "zeros":
         return None  # such a convolution pads first, which is a site of its own
-    if kind in _WEIGHTED:
-        action = action_of(_WEIGHTED[kind])
-        if not isinstance(action, torch.dtype):
-            return None
-        return with_constants(_weighted(module, owner, action, general), {"@path": path, "@kind": kind.__name__})
-    if kind in _NORMS and not {"weight", "bias"}.isdisjoint(module.__dict__):
-        return None  # a parameter that a hook computes
-    if kind in _UNARY:
-        action = action_of(_UNARY[kind]) if _UNARY[kind] else None
-        if action is None or isinstance(action, torch.dtype):
-            return with_constants(_unary(module, owner, action, general), {"@path": path, "@kind": kind.__name__})
-    return None
+    op = _WEIGHTED.get(kind) or _UNARY.get(kind)
+    if op is None or (kind in _NORMS and not {"weight", "bias"}.isdisjoint(module.__dict__)):
+        return None  # no leaf, or a parameter that a hook computes
+    action = action_of(op) if op else None
+    if not isinstance(action, torch.dtype) and (action is not None or kind in _WEIGHTED):
+        return None
+    is_large = kind in _WEIGHTED and module.weight.numel() >= SMALLEST  # type: ignore[operator]
+    short: dict[Any, Callable[..., Any]] = owner.leaves.short
+    key = (kind, action, is_large)
+    if key not in short:
+        made = _weighted(owner, kind, action, is_large=is_large) if kind in _WEIGHTED else _unary(owner, kind, action)
+        short[key] = as_replacement(not_compiled_alone(made, but_within=True), kind.forward)
+    return short[key]
 
 
-def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[..., Any]) -> Callable[..., Any]:  # noqa: C901
+def _weighted(owner: Any, kind: Any, dtype: Any, *, is_large: bool) -> Callable[..., Any]:  # noqa: C901
     """Return the forward of a Linear or a convolution; every helper it does not call is a microsecond less."""
-    kind, is_linear, convert = type(module), type(module) is nn.Linear, CONVERSIONS[dtype]
-    is_large = module.weight.numel() >= SMALLEST
+    original, is_linear, convert = kind.forward, kind is nn.Linear, CONVERSIONS[dtype]
 
     def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
         if is_dynamo_compiling():
-            return _traced(owner, "@path", _FORWARDS["@kind"], self, input)
+            return _traced(owner, original, self, input)
         mode = RUNNING.mode
         if (
             mode is not None
@@ -139,20 +149,20 @@ def _weighted(module: Any, owner: Any, dtype: torch.dtype, general: Callable[...
                                 else:
                                     casts[key] = (b, bias_version, b := convert(b))
                             return F.linear(x, w, b) if is_linear else self._conv_forward(x, w, b)
-        return general(self, input)
+        return owner.leaves.whole[self.__dict__[PATH]](self, input)
 
     return forward
 
 
-def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable[..., Any]) -> Callable[..., Any]:
+def _unary(owner: Any, kind: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
     """Return the forward of a module whose one op casts its input alone, or nothing."""
-    kind, original = type(module), type(module).forward
-    names = tuple(module._parameters) if kind in _NORMS else ()
+    original = kind.forward
+    names = () if kind not in _NORMS else ("weight",) if kind is nn.RMSNorm else ("weight", "bias")
     convert, kernel = None if dtype is None else CONVERSIONS[dtype], _KERNELS.get(kind)
 
     def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
         if is_dynamo_compiling():
-            return _traced(owner, "@path", _FORWARDS["@kind"], self, input)
+            return _traced(owner, original, self, input)
         mode = RUNNING.mode
         if (
             mode is not None
@@ -168,15 +178,17 @@ def _unary(module: Any, owner: Any, dtype: torch.dtype | None, general: Callable
                     x = convert(input) if found in CASTABLE else None  # float64 is the author's explicit choice
                 if x is not None and (not names or _are_stored_in_fp32(self._parameters, names)):
                     return original(self, x) if kernel is None or inplace else kernel(x)
-        return general(self, input)
+        return owner.leaves.whole[self.__dict__[PATH]](self, input)
 
     return forward
 
 
-def _traced(owner: Any, path: str, original: Callable[..., Any], module: nn.Module, input: torch.Tensor) -> Any:  # noqa: A002
-    """Return what torch.compile traces: `original` in a frame, without a value that it would guard on."""
+def _traced(owner: Any, original: Callable[..., Any], module: Any, input: torch.Tensor) -> Any:  # noqa: A002
+    """Return what torch.compile traces: `original` in a frame of the module."""
+    path = getattr(module, PATH)
     mode = RUNNING.mode
     if mode is not None and mode.owner is owner:
+        guard_by_method()
         mode.enter(path)
         try:
             return original(module, input)
@@ -186,6 +198,7 @@ def _traced(owner: Any, path: str, original: Callable[..., Any], module: nn.Modu
         return original(module, input)
 
 
+@not_compiled_alone
 def _are_stored_in_fp32(held: Mapping[str, torch.Tensor | None], names: tuple[str, ...]) -> bool:
     """Return whether the parameters of a norm need no cast beside an activation of any format."""
     for name in names:

@@ -11,7 +11,7 @@ from torch import nn
 from autoprec.ops import lookup
 from autoprec.runtime.cast_mode import CastMode
 from autoprec.runtime.edits import watching
-from autoprec.runtime.forwards import original_forward, with_constants
+from autoprec.runtime.forwards import PATH, made_for, original_forward, replace_forward, with_constants
 from autoprec.runtime.leaves import leaf_forward
 from autoprec.runtime.outputs import cast_floats
 from autoprec.runtime.plans import CASTABLE, Action
@@ -113,23 +113,28 @@ def checkpointed_in_frame() -> Callable[[Callable[..., Any]], Callable[..., Any]
     return entering
 
 
-def forward_of(precision: "Precision", path: str, module: nn.Module) -> Callable[..., Any]:
-    """Return what runs in place of a module's forward: the same code in a frame of its own, or a leaf's in short."""
+def in_frame(precision: "Precision", path: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Run a module's own forward in a frame of its own; the outermost one switches casting on."""
+    mode = RUNNING.mode
+    if mode is not None and mode.owner is precision:  # the usual case, in short
+        mode.enter(path)
+        try:
+            return original_forward(module)(*args, **kwargs)
+        finally:
+            mode.leave()
+    with precision.frame(path):
+        if mode is None and not torch.compiler.is_dynamo_compiling():
+            check_runs(precision)
+        return original_forward(module)(*args, **kwargs)
+
+
+def install_forward(precision: "Precision", path: str, module: nn.Module) -> None:
+    """Have a module run its forward in a frame of its own; a leaf that only casts its input does it in short."""
     returns_fp32 = path == "" and precision.policy.outputs == "fp32"
     agrees = isinstance(module, nn.RNNBase)
 
-    def in_frame(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        mode = RUNNING.mode
-        if mode is not None and mode.owner is precision:  # the usual case, in short
-            mode.enter("@path")
-            try:
-                return original_forward(module)(*args, **kwargs)
-            finally:
-                mode.leave()
-        with precision.frame("@path"):
-            if mode is None and not torch.compiler.is_dynamo_compiling():
-                check_runs(precision)
-            return original_forward(module)(*args, **kwargs)
+    def framed(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return in_frame(precision, "@path", module, args, kwargs)
 
     def converting(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         with precision.frame("@path"):
@@ -143,5 +148,9 @@ def forward_of(precision: "Precision", path: str, module: nn.Module) -> Callable
     def action_of(op: str) -> Action:
         return precision.action_of(path, op, 0) if lookup(op).is_site else None
 
-    general = with_constants(converting if agrees or returns_fp32 else in_frame, {"@path": path})
-    return (leaf_forward(module, path, precision, action_of, general) if path else None) or general
+    whole = made_for(module, with_constants(converting if agrees or returns_fp32 else framed, {"@path": path}))
+    short = leaf_forward(module, precision, action_of) if path else None
+    if short is not None:
+        module.__dict__[PATH] = path
+        precision.leaves.whole[path] = whole
+    replace_forward(module, short or whole)

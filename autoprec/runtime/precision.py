@@ -16,14 +16,15 @@ from autoprec.runtime import checkpoint
 from autoprec.runtime.actions import Actions
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.compilation import Compilation
-from autoprec.runtime.forwards import replace_forward, restore_forward
+from autoprec.runtime.forwards import restore_forward
 from autoprec.runtime.functions import leave_functions_alone
 from autoprec.runtime.fused import check_fused, fuse
+from autoprec.runtime.leaves import LeafForwards
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import claim_float32_matmul, release_with
 from autoprec.runtime.memory_format import WeightLayout
 from autoprec.runtime.optimizer_state import check_state_format, with_state_of
-from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame, forward_of, frame_of
+from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame, frame_of, install_forward
 from autoprec.runtime.plans import Action, ModulePlans
 from autoprec.runtime.refusals import refuse_symbolic_tracing
 from autoprec.runtime.site_mode import Frame
@@ -69,6 +70,7 @@ class Precision:
         self.executors = actions.executors
         self._at = actions.at
         self._actions: dict[tuple[str, str, int], Action] = {}
+        self.leaves = LeafForwards()
         self.watched_mode: Callable[[Precision], OwnedMode] | None = None  # set while a step is traced
 
     def _parameters(self) -> Iterator[nn.Parameter]:
@@ -190,7 +192,7 @@ class Precision:
         self.plans_of(LOSS_MODULE)
         for path, module in self.model.named_modules():
             self.plans_of(path)  # now, since torch.compile would have to trace it
-            replace_forward(module, forward_of(self, path, module))
+            install_forward(self, path, module)
         self._wrapped = tuple(self.model.modules())
 
     def remove(self) -> None:

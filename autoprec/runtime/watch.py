@@ -19,7 +19,7 @@ from autoprec.graph.site import Site
 from autoprec.ops import canonical_name
 from autoprec.runtime.calls import Call
 from autoprec.runtime.checkpointing import keep_frames
-from autoprec.runtime.forwards import is_replaced, original_forward, replace_forward, restore_forward
+from autoprec.runtime.forwards import is_replaced, made_for, original_forward, replace_forward, restore_forward
 from autoprec.runtime.kernels import base_name, floats_in, kernel_of, kind_of
 from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame
 from autoprec.runtime.plans import BACKWARD
@@ -65,7 +65,7 @@ class Watch:
                 keep_frames(checkpointed_in_frame)
                 for path, module in model.named_modules():
                     if not is_replaced(module) and not isinstance(module, torch.jit.ScriptModule):
-                        replace_forward(module, _in_frame(self.precision, path))
+                        replace_forward(module, made_for(module, _in_frame(self.precision, path)))
                         stack.callback(restore_forward, module)
             self.precision.watched_mode = partial(_WatchedMode, self)
             stack.callback(setattr, self.precision, "watched_mode", None)

@@ -219,6 +219,18 @@ def test_a_leaf_that_is_not_plain_is_served_alike(number: int, site_format: str)
         assert_same(SPECIAL[number], policy_of("leaf", site_format), torch.randn(ROWS).to(dtype))
 
 
+def test_leaves_that_do_the_same_share_one_forward_and_remove_leaves_nothing() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(4, 8), nn.Linear(96, 96), nn.ReLU())
+    before = [dict(each.__dict__) for each in net]
+    rules = (Rule(sites="2", format="fp16"), Rule(sites="*", format="bf16"))
+    precision = apply(net, Policy(name="test", rules=rules))
+    low, same, other, large, relu = (each.forward.__func__ for each in net)  # type: ignore[union-attr]
+    assert low is same
+    assert len({low, other, large, relu}) == 4, "another format, a weight whose cast is kept, another op"
+    precision.remove()
+    assert [each.__dict__ for each in net] == before
+
+
 def test_the_short_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net(nn.Linear(8, 8))
     precision = apply(net, policy_of("leaf", "bf16"))
