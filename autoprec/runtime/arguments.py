@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
 
 from autoprec.runtime.calls import Call
@@ -53,3 +55,14 @@ def statistics_in(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[torch
     found = [args[place] for place in _STATISTICS.get(func, ()) if place < len(args)]
     found += [kwargs.get("running_mean"), kwargs.get("running_var")]
     return [each for each in found if each is not None]
+
+
+_TRANSFORMS = (torch._C._functorch.TransformType.Vmap, torch._C._functorch.TransformType.Jvp)
+
+
+def norms_need_one_dtype() -> bool:
+    """Return whether a norm is differentiated forward or batched now: torch's rules for that take one dtype."""
+    if is_dynamo_compiling():
+        return False
+    transforms = torch._C._functorch.get_interpreter_stack() or ()  # None where there is none
+    return forward_ad._current_level >= 0 or any(each.key() in _TRANSFORMS for each in transforms)

@@ -5,13 +5,19 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from autoprec.graph.site import LOSS_MODULE
-from autoprec.runtime.arguments import are_flags, statistics_in, tensors_in, widest, writes_first
+from autoprec.runtime.arguments import (
+    are_flags,
+    norms_need_one_dtype,
+    statistics_in,
+    tensors_in,
+    widest,
+    writes_first,
+)
 from autoprec.runtime.calls import BODIES, Call
 from autoprec.runtime.compiled import allow_effects, end_effects, not_compiled_alone, run_graph_aside
 from autoprec.runtime.plans import (
@@ -33,13 +39,6 @@ from autoprec.runtime.weight_casts import SMALLEST, WeightCasts, to_dtype
 
 # A cast of this forward: the weight (an `id` outlives what it points at), its version, its cast.
 _Cast = tuple[torch.Tensor, int, torch.Tensor]
-
-
-def _is_transformed() -> bool:
-    """Return whether a transform of `torch.func` or forward-mode differentiation is at work."""
-    if is_dynamo_compiling():
-        return False
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 class CastMode(SiteMode):
@@ -252,9 +251,9 @@ class CastMode(SiteMode):
         statistics = statistics_in(func, args, kwargs)
         stored = [t for t in tensors_in((*args[1:], *kwargs.values())) if t is not activation and t.is_floating_point()]
         common = widest({dtype, *(t.dtype for t in stored)})
-        # What computes derivatives of derivatives, or along a batch, wants one dtype: then the norm is what its kernel
-        # is inside, in the wider dtype on the rounded activation, and rounded at the end.
-        is_split = common is not dtype and _is_transformed()
+        # Where one dtype is needed, a norm is what its kernel is inside: in the wider dtype on the rounded activation,
+        # and rounded at the end.
+        is_split = common is not dtype and norms_need_one_dtype()
 
         def adapted(value: Any) -> Any:
             if value is activation:
