@@ -25,6 +25,8 @@ _OPERATORS = {
 }
 
 _ALIASES = {
+    "_sparse_addmm": "addmm",  # what torch.sparse.addmm calls itself
+    "_sparse_mm": "mm",
     "_threshold": "threshold",  # what torch.nn.functional.threshold calls itself
     "absolute": "abs",
     "arccos": "acos",
@@ -75,6 +77,7 @@ _ALIASES = {
     "special_sinc": "sinc",
     "special_softmax": "softmax",
     "special_xlogy": "xlogy",
+    "spmm": "mm",
     "subtract": "sub",
     "swapdims": "swapaxes",
     "trapz": "trapezoid",

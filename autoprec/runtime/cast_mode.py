@@ -1,61 +1,44 @@
 """The cast mode: a programmable autocast. Casts the arguments of each site to the format its policy names."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.compiler import is_dynamo_compiling
-from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from autoprec.graph.site import LOSS_MODULE
+from autoprec.runtime.arguments import (
+    are_flags,
+    norms_need_one_dtype,
+    statistics_in,
+    tensors_in,
+    widest,
+    writes_first,
+)
 from autoprec.runtime.calls import BODIES, Call
 from autoprec.runtime.compiled import allow_effects, end_effects, not_compiled_alone, run_graph_aside
-from autoprec.runtime.plans import BACKWARD, CASTABLE, COMPARISONS, PROMOTE, Action, Executor, ModulePlans, agrees
+from autoprec.runtime.plans import (
+    ALIKE,
+    ALIKE_IN_FP32,
+    BACKWARD,
+    CASTABLE,
+    NORMS_THAT_NAME,
+    PROMOTE,
+    Action,
+    Executor,
+    ModulePlans,
+    agrees,
+    needs_fp32,
+)
 from autoprec.runtime.site_mode import Frame, SiteMode
+from autoprec.runtime.traced_functions import in_backward_of_function, in_function
 from autoprec.runtime.weight_casts import SMALLEST, WeightCasts, to_dtype
 
 # A cast of this forward: the weight (an `id` outlives what it points at), its version, its cast.
 _Cast = tuple[torch.Tensor, int, torch.Tensor]
-
-# Where norms take their running statistics, which they write to.
-_STATISTICS: Mapping[Any, tuple[int, int]] = {
-    F.batch_norm: (1, 2),
-    F.instance_norm: (1, 2),
-    torch.batch_norm: (3, 4),
-    torch.instance_norm: (3, 4),
-}
-
-_FLAGS = frozenset({bool, int, float, str, torch.dtype})
-_WRITING = frozenset({"inplace", "max_norm"})  # such an embedding writes to its weight
-
-
-def _writes(call: Call, kwargs: Mapping[str, Any]) -> bool:
-    return call.writes_first or kwargs.get("inplace") is True
-
-
-def _are_flags(kwargs: Mapping[str, Any]) -> bool:
-    """Return whether nothing among `kwargs` is a tensor, or says that the call writes to one."""
-    for name, value in kwargs.items():
-        if not (value is None or type(value) in _FLAGS) or (name in _WRITING and value):
-            return False
-    return True
-
-
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors among the arguments of a torch function: bare, or in tuples and lists."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (tuple, list)):
-            yield from tensors_in(value)
-
-
-def widest(dtypes: set[torch.dtype]) -> torch.dtype:
-    """Return the dtype that holds all of `dtypes`: float32 for a mix of float16 and bfloat16."""
-    return next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
 
 
 class CastMode(SiteMode):
@@ -87,6 +70,7 @@ class CastMode(SiteMode):
             self.frames.append(frame)
             return frame
         allow_effects()
+        frame.in_function = in_function()
         self.frames.append(frame)
         end_effects()
         return frame
@@ -123,6 +107,8 @@ class CastMode(SiteMode):
             return func(*args, **(kwargs or {}))
         if is_dynamo_compiling():  # it traces no plans: there is time to look it up
             run_graph_aside()
+            if in_backward_of_function():
+                return func(*args, **(kwargs or {}))
             if func is checkpoint:  # eager checkpointing is no call that a mode sees
                 return self._checkpointed(func, *args, **(kwargs or {}))
             allow_effects()
@@ -142,7 +128,7 @@ class CastMode(SiteMode):
         if not call.is_site:
             return self.on_other(func, call, args, kwargs)
         index = frame.next_index(call.op.name)
-        if plan.dtype is not None and not frame.leaves_alone() and (not kwargs or _are_flags(kwargs)):
+        if plan.dtype is not None and not frame.leaves_alone() and (not kwargs or are_flags(kwargs)):
             return self._call_plain(func, plan.dtype, args, kwargs)
         return self.on_site(func, call, frame, index, args, kwargs)
 
@@ -183,23 +169,29 @@ class CastMode(SiteMode):
         """Cast what the policy says to cast, and run the call."""
         if call.writes:
             return func(*args, **kwargs)
-        action = None if frame.leaves_alone() else self.action_at(frame.module, call.op.name, index)
+        is_alone = frame.leaves_alone() or (is_dynamo_compiling() and in_function() and not frame.in_function)
+        action = None if is_alone else self.action_at(frame.module, call.op.name, index)
         if isinstance(action, str) and action in self._executors:
             return self._executors[action](func, call, args, kwargs, (frame.module, call.op.name, index))
-        if action is None and agrees(call):
+        is_unnamed = action is None
+        if is_unnamed and agrees(call):
             action = PROMOTE
         if action is None and call.op.cast == "first":  # its parameters may be narrower than kernels take beside it
             action = (args[0] if args else kwargs["input"]).dtype
-        if action is None or kwargs.get("max_norm") is not None:  # such an embedding writes to its weight
+        if action is None or kwargs.get("max_norm") is not None or kwargs.get("sparse"):
             return func(*args, **kwargs)
         floats = [t for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()]
         if not floats or any(t.dtype not in CASTABLE for t in floats):
             return func(*args, **kwargs)
-        written = kwargs.get("out") if "out" in kwargs else args[0] if _writes(call, kwargs) else None
+        written = kwargs.get("out") if "out" in kwargs else args[0] if writes_first(call, kwargs) else None
         if written is not None:
             return self._call_writing(func, call, written, args, kwargs)
         dtype = widest({t.dtype for t in floats}) if action == PROMOTE else action
         assert isinstance(dtype, torch.dtype)
+        if is_unnamed and needs_fp32(call, dtype, floats[0].device.type):
+            dtype = torch.float32
+        if call.op.name in NORMS_THAT_NAME and kwargs.get("dtype") not in (None, dtype, torch.float32, torch.float64):
+            return func(*args, **kwargs)
         if call.op.cast == "first":
             return self._call_norm(func, args, kwargs, dtype)
         return self._call_all(func, args, kwargs, dtype)
@@ -217,8 +209,8 @@ class CastMode(SiteMode):
         """Run a call without a site; what is assigned to a part of a tensor takes its dtype, mask or no mask."""
         if call.op.name == "setitem" and args[0].dtype in CASTABLE and isinstance(args[2], torch.Tensor):
             args = (*args[:2], self.cast(args[2], args[0].dtype))
-        if call.op.name in COMPARISONS and args[0].dtype in CASTABLE and args[1].dtype in CASTABLE:
-            args = (*(self.cast(each, widest({args[0].dtype, args[1].dtype})) for each in args[:2]), *args[2:])
+        if call.op.name in ALIKE or call.op.name in ALIKE_IN_FP32:
+            return self._call_alike(func, call, args, kwargs)
         if call.op.name == "unflatten":  # the method calls super(), which torch.compile does not trace under a mode
             func = torch.unflatten
         if call.op.name in BACKWARD and not call.property_name:
@@ -235,6 +227,13 @@ class CastMode(SiteMode):
         if any(t.dtype not in CASTABLE for t in floats):
             return func(*args, **kwargs)
         return func(*(self.cast(a, dtype) for a in args), **{k: self.cast(v, dtype) for k, v in kwargs.items()})
+
+    def _call_alike(self, func: Any, call: Call, args: Any, kwargs: Any) -> Any:
+        """Run a call that is no site and yet needs arguments of one dtype."""
+        found = {t.dtype for t in tensors_in((*args, *kwargs.values())) if t.is_floating_point()}
+        if not found or not found.issubset(CASTABLE):
+            return func(*args, **kwargs)
+        return self._call_all(func, args, kwargs, torch.float32 if call.op.name in ALIKE_IN_FP32 else widest(found))
 
     def _call_writing(self, func: Any, call: Call, written: Any, args: Any, kwargs: Any) -> Any:
         """Run a call that writes to an argument: it computes in that argument's dtype."""
@@ -253,18 +252,20 @@ class CastMode(SiteMode):
         which matters for parameters stored in a low format.
         """
         activation = args[0] if args else kwargs["input"]
+        statistics = statistics_in(func, args, kwargs)
         stored = [t for t in tensors_in((*args[1:], *kwargs.values())) if t is not activation and t.is_floating_point()]
         common = widest({dtype, *(t.dtype for t in stored)})
-
-        statistics = [args[place] for place in _STATISTICS.get(func, ()) if place < len(args)]
-        statistics += [kwargs.get("running_mean"), kwargs.get("running_var")]
+        # Where one dtype is needed, a norm is what its kernel is inside: in the wider dtype on the rounded activation,
+        # and rounded at the end.
+        is_split = common is not dtype and norms_need_one_dtype()
 
         def adapted(value: Any) -> Any:
             if value is activation:
-                return self.cast(value, dtype)
+                return self.cast(self.cast(value, dtype), common) if is_split else self.cast(value, dtype)
             return value if any(value is each for each in statistics) else self.cast(value, common)
 
-        return func(*(adapted(a) for a in args), **{k: adapted(v) for k, v in kwargs.items()})
+        result = func(*(adapted(a) for a in args), **{k: adapted(v) for k, v in kwargs.items()})
+        return self.cast(result, dtype) if is_split and isinstance(result, torch.Tensor) else result
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
         """Return an argument in `dtype`: a floating tensor, or a tuple or list with such in it; others as they are."""

@@ -17,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.nn import functional as F
 
+from autoprec.runtime.arguments import norms_need_one_dtype
 from autoprec.runtime.compiled import not_compiled_alone
 from autoprec.runtime.forwards import PATH, as_replacement
 from autoprec.runtime.leaf_guards import guard_by_method
@@ -201,6 +202,8 @@ def _traced(owner: Any, original: Callable[..., Any], module: Any, input: torch.
 @not_compiled_alone
 def _are_stored_in_fp32(held: Mapping[str, torch.Tensor | None], names: tuple[str, ...]) -> bool:
     """Return whether the parameters of a norm need no cast beside an activation of any format."""
+    if norms_need_one_dtype():
+        return False
     for name in names:
         value = held.get(name, _ELSEWHERE)
         if value is not None and value.dtype is not torch.float32:

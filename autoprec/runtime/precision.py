@@ -18,6 +18,7 @@ from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.compilation import Compilation
 from autoprec.runtime.compiled import name_in_graphs
 from autoprec.runtime.forwards import restore_forward
+from autoprec.runtime.functions import leave_functions_alone
 from autoprec.runtime.fused import check_fused, fuse
 from autoprec.runtime.leaves import LeafForwards
 from autoprec.runtime.loss_scale import BoundedGradScaler
@@ -188,6 +189,7 @@ class Precision:
     def _install_casts(self) -> None:
         """Have the modules cast what enters their sites."""
         keep_frames(checkpointed_in_frame)
+        leave_functions_alone()
         refuse_symbolic_tracing()
         self.plans_of(LOSS_MODULE)
         for path, module in self.model.named_modules():

@@ -3,9 +3,11 @@
 The identity and the version counter of every `.grad` are noted at the end of each scaled backward pass. Anything that
 writes to a gradient afterwards (clipping above all) moves its counter; that the gradient was divided by the scale
 before is known to the scaler alone. Nothing here reads a value, so nothing waits for the device.
-Not seen: clipping of DTensor gradients (FSDP2), whose counters torch does not move.
+Of DTensor gradients (FSDP2) torch moves no counter where `torch._foreach_*` functions write to them, as its clipping
+does: there the counters are moved by hand. Not seen are such functions when others call them on DTensors.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -32,7 +34,10 @@ class ScaledGradients:
         """Note the gradients around the backward pass from `scaled_loss`."""
         self.is_scaled = True
         if scaled_loss.requires_grad and not torch.compiler.is_compiling():
-            self._parameters = self._parameters or tuple(self._source())
+            if not self._parameters:
+                self._parameters = tuple(self._source())
+                if any(map(_is_sharded, self._parameters)):
+                    _count_clipping()
             scaled_loss.register_hook(self._at_start)
 
     def note(self) -> None:
@@ -95,6 +100,37 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """Yield the parameters of an optimizer in the order of its groups."""
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "to_local")
+
+
+@functools.cache
+def _count_clipping() -> None:
+    """Have torch's two ways of clipping move the counters of DTensor gradients, once a process.
+
+    `clip_grad_norm_`, which everybody imports by name, looks up what it calls in the end.
+    """
+    clip_grad = torch.nn.utils.clip_grad
+    by_norm, by_value = _counting(clip_grad._clip_grads_with_norm_), _counting(clip_grad.clip_grad_value_)
+    clip_grad._clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_ = by_norm
+    clip_grad.clip_grad_value_ = torch.nn.utils.clip_grad_value_ = by_value
+
+
+def _counting(clip: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `clip`, which then moves the counters of the DTensors among the gradients."""
+
+    @functools.wraps(clip)
+    def counting(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        held = (parameters,) if isinstance(parameters, torch.Tensor) else tuple(parameters)
+        result = clip(held, *args, **kwargs)
+        sharded = [each.grad for each in held if each.grad is not None and _is_sharded(each.grad)]
+        if sharded:
+            torch.autograd.graph.increment_version(sharded)
+        return result
+
+    return counting
 
 
 def _note(gradient: torch.Tensor) -> Note:

@@ -55,6 +55,8 @@ def exemption_of(call: Call, frame: Frame, args: Any, kwargs: Mapping[str, Any])
         return f"left alone: {_alone()}", True
     if kwargs.get("max_norm") is not None:
         return "left alone: the embedding renormalizes its weight in place", True
+    if kwargs.get("sparse"):
+        return "left alone: no cast passes on the sparse gradient of this embedding", True
     if others:
         return f"left alone: an argument is {str(others[0]).removeprefix('torch.')}", True
     if call.writes:

@@ -16,15 +16,19 @@ from autoprec.runtime.calls import BODIES, Call, describe
 
 
 class Frame:
-    """One running `forward`: its module path and how often each op ran in it; `plans` are the cast mode's."""
+    """One running `forward`: its module path and how often each op ran in it; `plans` are the cast mode's.
 
-    __slots__ = ("counts", "grad_enabled", "module", "plans")
+    `in_function` says that torch.compile traces it inside of a custom autograd Function.
+    """
+
+    __slots__ = ("counts", "grad_enabled", "in_function", "module", "plans")
 
     def __init__(self, module: str, counts: Mapping[str, int] | None = None) -> None:
         self.module = module
         self.counts = dict(counts) if counts else {}
         self.grad_enabled = torch.is_grad_enabled()
         self.plans: Any = None
+        self.in_function = False
 
     def next_index(self, op: str) -> int:
         """Return the index of this call of `op` and count it."""

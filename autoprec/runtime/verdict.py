@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from autoprec.policy import AS_GIVEN, PROMOTE
-from autoprec.runtime.cast_mode import widest
+from autoprec.runtime.arguments import widest
 from autoprec.runtime.kernels import Kernel, format_name
 from autoprec.runtime.site_call import SiteCall
 
@@ -102,7 +102,7 @@ def _wrong_inside(call: SiteCall, asked: str, float32_matmul: str) -> str:
 
 def _may_agree(call: SiteCall) -> bool:
     """Return whether the runtime may give this call agreeing dtypes although it leaves it alone."""
-    return call.agrees and len(set(call.given)) > 1
+    return call.agrees and (len(set(call.given)) > 1 or set(call.entered or ()) == {torch.float32})
 
 
 def _formats(names: Iterable[str]) -> str:

@@ -258,3 +258,16 @@ def test_a_wrong_call_of_a_leaf_raises_what_torch_raises() -> None:
         net.leaf(x=torch.ones(8))
     with pytest.raises(TypeError, match="must be Tensor, not int"):
         net(3, "")
+
+
+@pytest.mark.parametrize("norm", [partial(nn.LayerNorm, 4), partial(nn.GroupNorm, 2, 4), partial(nn.RMSNorm, 4)])
+def test_transforms_differentiate_norm_modules(norm: Callable[[], nn.Module]) -> None:
+    model = nn.Sequential(norm(), nn.Linear(4, 4))
+    apply(model, Policy(name="test", rules=(Rule(sites="*", format="bf16"),)))
+    rows = torch.linspace(-1, 1, 12).reshape(3, 4)
+    output, tangent = torch.func.jvp(model, (rows,), (torch.ones(3, 4),))
+    assert tangent.shape == (3, 4)
+    assert torch.isfinite(tangent).all()
+    torch.testing.assert_close(output, model(rows), rtol=2**-7, atol=2**-8)
+    each = torch.func.vmap(lambda row: model(row[None])[0])(rows)
+    torch.testing.assert_close(each, model(rows), rtol=2**-7, atol=2**-8)

@@ -244,6 +244,10 @@ def renormalized(m: Sites, x: torch.Tensor) -> torch.Tensor:
     return F.embedding(torch.tensor([0, 1]), m.weight, max_norm=1.0)
 
 
+def sparse(m: Sites, x: torch.Tensor) -> torch.Tensor:
+    return F.embedding(torch.tensor([0, 1]), m.weight, sparse=True)
+
+
 def named_dtype(m: Sites, x: torch.Tensor) -> torch.Tensor:
     return F.softmax(x @ m.weight, dim=-1, dtype=torch.float32)
 
@@ -265,6 +269,7 @@ def math_attention(m: Sites, x: torch.Tensor) -> torch.Tensor:
         (into_out, ":mul#0", "writes to out=, and computes in the dtype of that"),
         (in_place_relu, ":relu#0", "writes to its first argument, and computes in the dtype of that"),
         (renormalized, ":embedding#0", "left alone: the embedding renormalizes its weight in place"),
+        (sparse, ":embedding#0", "left alone: no cast passes on the sparse gradient of this embedding"),
         (named_dtype, ":softmax#0", "the call names its own dtype and ran in fp32"),
         (math_attention, ":scaled_dot_product_attention#0", "torch's own kernel casts to fp32 inside the call"),
         (lambda m, x: F.dropout(x @ m.weight, 0.5, False), ":dropout#0", "no kernel computed"),
