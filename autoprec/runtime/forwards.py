@@ -12,6 +12,8 @@ _OWN = "_autoprec_own_forward"
 _REPLACEMENT = "_autoprec_replacement"
 PATH = "_autoprec_path"
 """Where a module whose replacement is shared with others has its own path."""
+SEAL = "_autoprec_seal"
+"""Where a module has what keeps it from being pickled with its replacement."""
 
 
 def with_constants(function: Callable[..., Any], constants: Mapping[str, str]) -> Callable[..., Any]:
@@ -79,7 +81,8 @@ def restore_forward(module: nn.Module) -> None:
     if not is_replaced(module):
         return
     own = module.__dict__.pop(_OWN, None)
-    module.__dict__.pop(PATH, None)
+    for name in (PATH, SEAL):
+        module.__dict__.pop(name, None)
     if own is None:
         del module.__dict__["forward"]
     else:

@@ -12,11 +12,11 @@ from autoprec.ops import lookup
 from autoprec.runtime.cast_mode import CastMode
 from autoprec.runtime.compiled import traced_action
 from autoprec.runtime.edits import watching
-from autoprec.runtime.forwards import PATH, made_for, original_forward, replace_forward, with_constants
+from autoprec.runtime.forwards import PATH, SEAL, made_for, original_forward, replace_forward, with_constants
 from autoprec.runtime.leaves import leaf_forward
 from autoprec.runtime.outputs import cast_floats
 from autoprec.runtime.plans import CASTABLE, Action
-from autoprec.runtime.refusals import check_runs
+from autoprec.runtime.refusals import Seal, check_runs
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.site_mode import Frame
 
@@ -160,4 +160,5 @@ def install_forward(precision: "Precision", path: str, module: nn.Module) -> Non
     if short is not None:
         module.__dict__[PATH] = path
         precision.leaves.whole[path] = whole
+    module.__dict__[SEAL] = Seal(precision.policy.name)
     replace_forward(module, short or whole)

@@ -27,7 +27,7 @@ from autoprec.runtime.memory_format import WeightLayout
 from autoprec.runtime.optimizer_state import check_state_format, with_state_of
 from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame, frame_of, install_forward
 from autoprec.runtime.plans import Action, ModulePlans
-from autoprec.runtime.refusals import refuse_symbolic_tracing
+from autoprec.runtime.refusals import Seal, refuse_symbolic_tracing
 from autoprec.runtime.site_mode import Frame
 from autoprec.runtime.step import Scheduler, StepOutcome, Undone, take_step, warn_collapsed
 from autoprec.runtime.storage import ParameterStorage, is_in_ddp
@@ -96,10 +96,7 @@ class Precision:
         return twin
 
     def __reduce__(self) -> Any:
-        raise ApplyError(
-            f'pickling a model that runs policy "{self.policy.name}": a policy is installed, not saved; '
-            "save model.state_dict(), or call remove() on the Precision first, and apply() after loading"
-        )
+        return Seal(self.policy.name).__reduce__()
 
     @property
     def casts(self) -> bool:

@@ -16,6 +16,22 @@ if TYPE_CHECKING:
     from autoprec.runtime.precision import Precision
 
 
+class Seal:
+    """Keeps a module that runs a policy from being pickled: what is loaded would run without it."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+
+    def __deepcopy__(self, _: object) -> "Seal":
+        return self
+
+    def __reduce__(self) -> Any:
+        raise ApplyError(
+            f'pickling a model that runs policy "{self.policy}": a policy is installed, not saved; '
+            "save model.state_dict(), or call remove() on the Precision first, and apply() after loading"
+        )
+
+
 def check_runs(precision: "Precision") -> None:
     """Refuse a forward whose backward could not work.
 

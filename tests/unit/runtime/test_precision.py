@@ -338,6 +338,8 @@ def test_a_deep_copy_casts_by_itself() -> None:
         apply(twin, "fp32")
     with pytest.raises(ApplyError, match=r"save model.state_dict\(\), or call remove"):
         pickle.dumps(twin)
+    with pytest.raises(ApplyError, match='pickling a model that runs policy "test": a policy is installed, not saved'):
+        pickle.dumps(twin.two)
     twin.__dict__["_autoprec_precision"].remove()
     assert run(twin).dtype == torch.float32
     pickle.dumps(twin)
