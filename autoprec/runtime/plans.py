@@ -25,7 +25,9 @@ _WITHOUT_LOW = frozenset(
     | {"special_erfcx", "special_log_ndtr", "special_ndtri", "special_zeta"}
 )
 _WITHOUT_BF16 = frozenset({"complex", "view_as_complex"})
-_WITHOUT_LOW_ON_CPU = frozenset({"avg_pool3d", "multi_margin_loss", "multilabel_margin_loss"})
+_WITHOUT_LOW_ON_CPU = frozenset(
+    {"avg_pool3d", "multi_margin_loss", "multilabel_margin_loss"} | ({"trace"} if torch.__version__ < "2.13" else set())
+)
 # Dtypes that are cast; float64 is the author's explicit choice.
 CASTABLE = (torch.float32, torch.bfloat16, torch.float16)  # a tuple: torch.compile guards on every look into a set
 # They run a backward pass: weights may be updated by hooks in it, and what is recomputed in it casts by itself.
