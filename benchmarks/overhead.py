@@ -142,7 +142,7 @@ class Run:
         self.optimizer.zero_grad()
 
 
-def seconds(run: Run, steps: int = 9) -> float:
+def seconds(run: Run, steps: int = 25) -> float:
     """Return the time of the fastest of some steps: what others do on the machine only adds to it."""
     times = []
     for _ in range(steps):
@@ -217,11 +217,12 @@ def rows(device: torch.device, rounds: int, *, tiny: bool, compiled: bool) -> di
     heavy, few = (64, 2) if tiny else (2048, 4)
     gpt_row = f"GPT of {gpt_layers} blocks, width {gpt_width}, {ids.shape[0]} rows of {ids.shape[1] - 1} bytes"
     mlp_row = f"MLP of {LAYERS} layers, width {width}"
+    many = 10 * rounds  # of the small steps
     table = {
         gpt_row: compare(gpt, next_byte, ids, rounds),
-        f"{mlp_row}, functional activations": compare(lambda: Functional(width, LAYERS), mean, noise(width), rounds),
-        f"{mlp_row}, modules": compare(lambda: modules(width, LAYERS), mean, noise(width), rounds),
-        f"{mlp_row}, fp32 policy": compare(lambda: modules(width, LAYERS), mean, noise(width), rounds, policy="fp32"),
+        f"{mlp_row}, functional activations": compare(lambda: Functional(width, LAYERS), mean, noise(width), many),
+        f"{mlp_row}, modules": compare(lambda: modules(width, LAYERS), mean, noise(width), many),
+        f"{mlp_row}, fp32 policy": compare(lambda: modules(width, LAYERS), mean, noise(width), many, policy="fp32"),
         f"MLP of {few} layers, width {heavy}, 8 micro-batches of 1 row": compare(
             lambda: modules(heavy, few), mean, noise(heavy)[:1], max(rounds // 3, 6), micro=8
         ),
@@ -236,7 +237,7 @@ def rows(device: torch.device, rounds: int, *, tiny: bool, compiled: bool) -> di
         )
         for each in dict.fromkeys((width, wider)):
             table[f"compiled MLP of {LAYERS} layers, width {each}"] = compare(
-                lambda each=each: modules(each, LAYERS), mean, noise(each), rounds, compiled=True
+                lambda each=each: modules(each, LAYERS), mean, noise(each), many, compiled=True
             )
     return table
 
@@ -275,7 +276,7 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=60, help="ten times as many of the MLP's steps")
     parser.add_argument("--threads", type=int, help="threads of the CPU (default: torch's)")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="small shapes, to see that the script runs")
