@@ -72,7 +72,8 @@ class LeafForwards:
 
     `short` has them by what they do: one function for all leaves that do the same stays in the caches of the processor,
     where one for each would be fetched anew for each. `whole` has, by the path of a leaf, the general one, to which the
-    short one leaves what is not plain.
+    short one leaves what is not plain. When the policy is exchanged the owner gets others: a deep copy made before has
+    the old ones, which no mode shortens any more, and follows the new policy by the general forwards.
     """
 
     def __init__(self) -> None:
@@ -107,6 +108,7 @@ def leaf_forward(module: nn.Module, owner: Any, action_of: Callable[[str], Actio
 
 def _weighted(owner: Any, kind: Any, dtype: Any, *, is_large: bool) -> Callable[..., Any]:  # noqa: C901
     """Return the forward of a Linear or a convolution; every helper it does not call is a microsecond less."""
+    leaves: LeafForwards = owner.leaves
     original, is_linear, convert = kind.forward, kind is nn.Linear, CONVERSIONS[dtype]
 
     def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
@@ -115,7 +117,7 @@ def _weighted(owner: Any, kind: Any, dtype: Any, *, is_large: bool) -> Callable[
         mode = RUNNING.mode
         if (
             mode is not None
-            and mode.shortens is owner
+            and mode.shortens is leaves
             and type(self) is kind
             and type(input) is torch.Tensor
             and num_modes() == 1
@@ -150,13 +152,14 @@ def _weighted(owner: Any, kind: Any, dtype: Any, *, is_large: bool) -> Callable[
                                 else:
                                     casts[key] = (b, bias_version, b := convert(b))
                             return F.linear(x, w, b) if is_linear else self._conv_forward(x, w, b)
-        return owner.leaves.whole[self.__dict__[PATH]](self, input)
+        return leaves.whole[self.__dict__[PATH]](self, input)
 
     return forward
 
 
 def _unary(owner: Any, kind: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
     """Return the forward of a module whose one op casts its input alone, or nothing."""
+    leaves: LeafForwards = owner.leaves
     original = kind.forward
     names = () if kind not in _NORMS else ("weight",) if kind is nn.RMSNorm else ("weight", "bias")
     convert, kernel = None if dtype is None else CONVERSIONS[dtype], _KERNELS.get(kind)
@@ -167,7 +170,7 @@ def _unary(owner: Any, kind: Any, dtype: torch.dtype | None) -> Callable[..., An
         mode = RUNNING.mode
         if (
             mode is not None
-            and mode.shortens is owner
+            and mode.shortens is leaves
             and type(self) is kind
             and type(input) is torch.Tensor
             and num_modes() == 1
@@ -179,7 +182,7 @@ def _unary(owner: Any, kind: Any, dtype: torch.dtype | None) -> Callable[..., An
                     x = convert(input) if found in CASTABLE else None  # float64 is the author's explicit choice
                 if x is not None and (not names or _are_stored_in_fp32(self._parameters, names)):
                     return original(self, x) if kernel is None or inplace else kernel(x)
-        return owner.leaves.whole[self.__dict__[PATH]](self, input)
+        return leaves.whole[self.__dict__[PATH]](self, input)
 
     return forward
 

@@ -13,7 +13,7 @@ from autoprec.runtime.cast_mode import CastMode
 from autoprec.runtime.compiled import traced_action
 from autoprec.runtime.edits import watching
 from autoprec.runtime.forwards import PATH, SEAL, made_for, original_forward, replace_forward, with_constants
-from autoprec.runtime.leaves import leaf_forward
+from autoprec.runtime.leaves import LeafForwards, leaf_forward
 from autoprec.runtime.outputs import cast_floats
 from autoprec.runtime.plans import CASTABLE, Action
 from autoprec.runtime.refusals import Seal, check_runs
@@ -51,7 +51,7 @@ class OwnedMode(CastMode):
         super().__init__(owner.plans_of, owner.action_of, owner.executors)
         self.owner = owner
         # Whose leaf modules may skip this mode; nobody's where it must see all.
-        self.shortens: Precision | None = owner
+        self.shortens: LeafForwards | None = owner.leaves
         if torch.compiler.is_dynamo_compiling():
             return  # a compiler keeps no casts
         if owner.is_sharded():  # FSDP2 refills its weights unseen, and a cast that is kept would undo the sharding
@@ -63,7 +63,7 @@ class OwnedMode(CastMode):
         """Return what the policy does at a site."""
         if torch.compiler.is_dynamo_compiling():
             return traced_action(self.owner.name_in_graphs, module, op, index)
-        return self.owner.action_of(module, op, index)
+        return super().action_at(module, op, index)
 
     def on_backward(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run a backward pass, in which this mode stands aside."""

@@ -1,5 +1,6 @@
 """A leaf's forward in short gives what the mode gives: the same bits, gradients and buffers, the same errors."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -231,6 +232,20 @@ def test_leaves_that_do_the_same_share_one_forward_and_remove_leaves_nothing() -
     assert [each.__dict__ for each in net] == before
 
 
+@pytest.mark.parametrize("later", ["fp32", "fp16", "as_given"])
+def test_the_leaves_of_a_deep_copy_follow_an_exchange_either_way(later: str) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.LayerNorm(8))
+    precision = apply(net, policy_of("2", "fp32"))
+    twin, x = copy.deepcopy(net), torch.randn(ROWS)
+    policy = policy_of("2", later)
+    precision.exchange(policy)
+    expected = copy.deepcopy(net)(x)
+    assert torch.equal(twin(x), expected)
+    with Nothing():
+        assert torch.equal(twin(x), expected)
+    assert torch.equal(twin[0](x), net[0](x))
+
+
 def test_the_short_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Net(nn.Linear(8, 8))
     precision = apply(net, policy_of("leaf", "bf16"))
@@ -271,3 +286,6 @@ def test_transforms_differentiate_norm_modules(norm: Callable[[], nn.Module]) ->
     torch.testing.assert_close(output, model(rows), rtol=2**-7, atol=2**-8)
     each = torch.func.vmap(lambda row: model(row[None])[0])(rows)
     torch.testing.assert_close(each, model(rows), rtol=2**-7, atol=2**-8)
+    near = 1 + rows / 64  # rounded to a few numbers of bf16, which a norm then spreads
+    spread = torch.func.vmap(lambda row: model[0](row[None])[0])(near)
+    torch.testing.assert_close(spread, model[0](near), rtol=2**-7, atol=2**-8)
