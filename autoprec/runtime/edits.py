@@ -7,8 +7,7 @@ optimizer step, through torch's own hooks, and every reading or setting of `.dat
 in place of the attribute that `nn.Parameter` inherits.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -39,14 +38,14 @@ def watch_for(holder: Holder) -> None:
     _holders.add(holder)
 
 
-@contextmanager
-def watching(holder: Holder) -> Iterator[None]:
-    """Tell `holder` of them in this block; somebody must have called `watch_for` before."""
+def tell(holder: Holder) -> None:
+    """Tell `holder` of them until `tell_no_more(holder)`; somebody must have called `watch_for` before."""
     _running[id(holder)] = holder
-    try:
-        yield
-    finally:
-        del _running[id(holder)]
+
+
+def tell_no_more(holder: Holder) -> None:
+    """End what `tell(holder)` began."""
+    del _running[id(holder)]
 
 
 def _install() -> None:

@@ -1,17 +1,17 @@
 """The mode in which the model and the loss code of one `Precision` run: when it begins, and whose modules it serves."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from autoprec.ops import lookup
 from autoprec.runtime.cast_mode import CastMode
 from autoprec.runtime.compiled import traced_action
-from autoprec.runtime.edits import watching
+from autoprec.runtime.edits import tell, tell_no_more
 from autoprec.runtime.forwards import PATH, SEAL, made_for, original_forward, replace_forward, with_constants
 from autoprec.runtime.leaves import LeafForwards, leaf_forward
 from autoprec.runtime.outputs import cast_floats
@@ -50,9 +50,10 @@ class OwnedMode(CastMode):
     def __init__(self, owner: "Precision") -> None:
         super().__init__(owner.plans_of, owner.action_of, owner.executors)
         self.owner = owner
+        self.outer: OwnedMode | None = None  # that of another model, which calls this one
         # Whose leaf modules may skip this mode; nobody's where it must see all.
         self.shortens: LeafForwards | None = owner.leaves
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return  # a compiler keeps no casts
         if owner.is_sharded():  # FSDP2 refills its weights unseen, and a cast that is kept would undo the sharding
             self.casts = {dtype: _Forgetful() for dtype in CASTABLE}
@@ -61,7 +62,7 @@ class OwnedMode(CastMode):
 
     def action_at(self, module: str, op: str, index: int) -> Action:
         """Return what the policy does at a site."""
-        if torch.compiler.is_dynamo_compiling():
+        if is_dynamo_compiling():
             return traced_action(self.owner.name_in_graphs, module, op, index)
         return super().action_at(module, op, index)
 
@@ -74,29 +75,43 @@ class OwnedMode(CastMode):
             RUNNING.mode, self.aside = self, False
 
 
-def _watched(mode: OwnedMode) -> AbstractContextManager[None]:
-    return nullcontext() if torch.compiler.is_dynamo_compiling() else watching(mode)
+class OpenFrame:
+    """A block whose sites belong to one module; the outermost one of a thread switches casting on.
 
+    A class, and not a generator: a training loop of small steps enters one in each of them.
+    """
 
-@contextmanager
-def frame_of(owner: "Precision", module: str, counts: Mapping[str, int] | None = None) -> Iterator[Frame]:
-    """Make `module` own the sites of this block; the outermost frame of a thread switches casting on."""
-    outer = RUNNING.mode
-    if outer is not None and outer.owner is owner:
-        with outer.frame(module, counts) as frame:
-            yield frame
-        return
-    mode = (owner.watched_mode or OwnedMode)(owner)
-    RUNNING.mode = mode
-    if outer is not None:
-        outer.aside = True
-    try:
-        with mode, _watched(mode), mode.frame(module, counts) as frame:
-            yield frame
-    finally:
-        RUNNING.mode = outer
+    __slots__ = ("_counts", "_module", "_owner")
+
+    def __init__(self, owner: "Precision", module: str, counts: Mapping[str, int] | None = None) -> None:
+        self._owner, self._module, self._counts = owner, module, counts
+
+    def __enter__(self) -> Frame:
+        outer = RUNNING.mode
+        if outer is not None and outer.owner is self._owner:
+            return outer.enter(self._module, self._counts)
+        mode = (self._owner.watched_mode or OwnedMode)(self._owner)
+        mode.outer = outer
+        mode.__enter__()
+        if not is_dynamo_compiling():
+            tell(mode)
+        if outer is not None:
+            outer.aside = True
+        RUNNING.mode = mode
+        return mode.enter(self._module, self._counts)
+
+    def __exit__(self, *error: Any) -> None:
+        mode = RUNNING.mode
+        assert mode is not None
+        mode.leave()
+        if len(mode.frames) > 1:
+            return
+        RUNNING.mode = outer = mode.outer
         if outer is not None:
             outer.aside = False
+        if not is_dynamo_compiling():
+            tell_no_more(mode)
+        mode.__exit__(*error)
 
 
 def checkpointed_in_frame() -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
@@ -130,7 +145,7 @@ def in_frame(precision: "Precision", path: str, module: nn.Module, args: Any, kw
         finally:
             mode.leave()
     with precision.frame(path):
-        if mode is None and not torch.compiler.is_dynamo_compiling():
+        if mode is None and not is_dynamo_compiling():
             check_runs(precision)
         return original_forward(module)(*args, **kwargs)
 
@@ -145,7 +160,7 @@ def install_forward(precision: "Precision", path: str, module: nn.Module) -> Non
 
     def converting(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         with precision.frame("@path"):
-            if not torch.compiler.is_dynamo_compiling():
+            if not is_dynamo_compiling():
                 check_runs(precision)
             if agrees:  # nn.LSTM and its kin compare the input's dtype with the stored weights' before any op runs
                 args, kwargs = cast_floats((args, kwargs), next(module.parameters()).dtype)

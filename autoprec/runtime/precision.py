@@ -25,7 +25,7 @@ from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import claim_float32_matmul, release_with
 from autoprec.runtime.memory_format import WeightLayout
 from autoprec.runtime.optimizer_state import check_state_format, with_state_of
-from autoprec.runtime.owned_mode import OwnedMode, checkpointed_in_frame, frame_of, install_forward
+from autoprec.runtime.owned_mode import OpenFrame, OwnedMode, checkpointed_in_frame, install_forward
 from autoprec.runtime.plans import Action, ModulePlans
 from autoprec.runtime.refusals import Seal, refuse_symbolic_tracing
 from autoprec.runtime.site_mode import Frame
@@ -59,6 +59,7 @@ class Precision:
         """Become the handle of `policy`, not yet installed."""
         device = self.device
         self.policy = policy
+        self.casts = _casts(policy)
         self.scaler = scaler
         self.layout = WeightLayout(policy.memory_format)
         self.compilation = Compilation(policy)
@@ -97,12 +98,6 @@ class Precision:
 
     def __reduce__(self) -> Any:
         return Seal(self.policy.name).__reduce__()
-
-    @property
-    def casts(self) -> bool:
-        """Return whether any site can be cast: False for a policy of fp32 alone, which replaces no forward."""
-        formats = (rule.format for rule in self.policy.rules if rule.format != "promote")
-        return not {"fp32", "as_given"}.issuperset(formats) or self.policy.parameters.storage != "fp32"
 
     @property
     def is_installed(self) -> bool:
@@ -298,7 +293,7 @@ class Precision:
 
     def frame(self, module: str, counts: Mapping[str, int] | None = None) -> AbstractContextManager[Frame]:
         """Make `module` own the sites of a block; the outermost frame of a thread switches casting on."""
-        return frame_of(self, module, counts)
+        return OpenFrame(self, module, counts)
 
     def is_sharded(self) -> bool:
         """Return whether FSDP2 manages parameters of the model, the root's or any from before the first forward."""
@@ -319,3 +314,9 @@ class Precision:
         if key not in self._actions:
             self._actions[key] = self._at(Site(*key))
         return self._actions[key]
+
+
+def _casts(policy: Policy) -> bool:
+    """Return whether any site can be cast: False for a policy of fp32 alone, which replaces no forward."""
+    formats = (rule.format for rule in policy.rules if rule.format != "promote")
+    return not {"fp32", "as_given"}.issuperset(formats) or policy.parameters.storage != "fp32"

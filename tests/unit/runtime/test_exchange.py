@@ -27,6 +27,20 @@ def test_sites_change_and_everything_else_stays():
     assert all(torch.equal(masters[name], each) for name, each in model.named_parameters())
 
 
+def test_a_policy_of_fp32_casts_nothing_before_and_after_one_that_does():
+    model = net()
+    precision = autoprec.apply(model, policy_of("fp32"))
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    precision.exchange(policy_of("bf16", low="*"))
+    with precision.loss():
+        assert (torch.ones(1) * 2).dtype == torch.bfloat16
+        assert model[0](torch.ones(1, model[0].in_features)).dtype == torch.bfloat16
+    precision.exchange(policy_of("fp32"))
+    with precision.loss():
+        assert (torch.ones(1) * 2).dtype == torch.float32
+    assert not any("forward" in module.__dict__ for module in model.modules())
+
+
 def test_a_scale_goes_on_within_the_new_bounds():
     precision = autoprec.apply(net(), policy_of("fp16", scale=LossScale(kind="dynamic", initial=1024.0)))
     precision.exchange(policy_of("fp16", scale=LossScale(kind="dynamic", initial=64.0, maximum=256.0)))
