@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F
@@ -36,10 +37,10 @@ def are_flags(kwargs: Mapping[str, Any]) -> bool:
     return True
 
 
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+def tensors_in(values: Any) -> Iterator[Tensor]:
     """Yield the tensors among the arguments of a torch function: bare, or in tuples and lists."""
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             yield value
         elif isinstance(value, (tuple, list)):
             yield from tensors_in(value)
@@ -50,7 +51,7 @@ def widest(dtypes: set[torch.dtype]) -> torch.dtype:
     return next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
 
 
-def statistics_in(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+def statistics_in(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
     """Return the running statistics among the arguments of a norm."""
     found = [args[place] for place in _STATISTICS.get(func, ()) if place < len(args)]
     found += [kwargs.get("running_mean"), kwargs.get("running_var")]

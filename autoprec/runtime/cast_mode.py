@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
-from torch.compiler import is_dynamo_compiling
+from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
@@ -38,7 +38,7 @@ from autoprec.runtime.traced_functions import in_backward_of_function, in_functi
 from autoprec.runtime.weight_casts import SMALLEST, WeightCasts, to_dtype
 
 # A cast of this forward: the weight (an `id` outlives what it points at), its version, its cast.
-_Cast = tuple[torch.Tensor, int, torch.Tensor]
+_Cast = tuple[Tensor, int, Tensor]
 
 
 class CastMode(SiteMode):
@@ -91,13 +91,13 @@ class CastMode(SiteMode):
         for casts in self.casts.values():
             casts.clear()
 
-    def forget(self, weights: Iterable[torch.Tensor]) -> None:
+    def forget(self, weights: Iterable[Tensor]) -> None:
         """Look at these weights anew from here on: somebody has edited them, or may do so."""
         for weight in weights:
             for casts in self.casts.values():
                 casts.pop(id(weight), None)
 
-    def stepped(self, optimizer: Optimizer, weights: Iterable[torch.Tensor]) -> None:  # noqa: ARG002
+    def stepped(self, optimizer: Optimizer, weights: Iterable[Tensor]) -> None:  # noqa: ARG002
         """Look at the weights of an optimizer anew from here on: it steps inside the forward."""
         self.forget(weights)
 
@@ -150,7 +150,7 @@ class CastMode(SiteMode):
         """Run a call whose arguments are all cast to one dtype; no tensor is among `kwargs`."""
         cast = []
         for value in args:
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, Tensor):
                 found = value.dtype
                 if found is dtype:
                     cast.append(value)
@@ -186,8 +186,7 @@ class CastMode(SiteMode):
         written = kwargs.get("out") if "out" in kwargs else args[0] if writes_first(call, kwargs) else None
         if written is not None:
             return self._call_writing(func, call, written, args, kwargs)
-        dtype = widest({t.dtype for t in floats}) if action == PROMOTE else action
-        assert isinstance(dtype, torch.dtype)
+        dtype: Any = widest({t.dtype for t in floats}) if action == PROMOTE else action
         if is_unnamed and needs_fp32(call, dtype, floats[0].device.type):
             dtype = torch.float32
         if call.op.name in NORMS_THAT_NAME and kwargs.get("dtype") not in (None, dtype, torch.float32, torch.float64):
@@ -207,7 +206,7 @@ class CastMode(SiteMode):
 
     def on_other(self, func: Any, call: Call, args: Any, kwargs: Any) -> Any:
         """Run a call without a site; what is assigned to a part of a tensor takes its dtype, mask or no mask."""
-        if call.op.name == "setitem" and args[0].dtype in CASTABLE and isinstance(args[2], torch.Tensor):
+        if call.op.name == "setitem" and args[0].dtype in CASTABLE and isinstance(args[2], Tensor):
             args = (*args[:2], self.cast(args[2], args[0].dtype))
         if call.op.name in ALIKE or call.op.name in ALIKE_IN_FP32:
             return self._call_alike(func, call, args, kwargs)
@@ -237,7 +236,7 @@ class CastMode(SiteMode):
 
     def _call_writing(self, func: Any, call: Call, written: Any, args: Any, kwargs: Any) -> Any:
         """Run a call that writes to an argument: it computes in that argument's dtype."""
-        if not agrees(call) or not isinstance(written, torch.Tensor) or not written.is_floating_point():
+        if not agrees(call) or not isinstance(written, Tensor) or not written.is_floating_point():
             return func(*args, **kwargs)
 
         def adapted(value: Any) -> Any:
@@ -265,14 +264,14 @@ class CastMode(SiteMode):
             return value if any(value is each for each in statistics) else self.cast(value, common)
 
         result = func(*(adapted(a) for a in args), **{k: adapted(v) for k, v in kwargs.items()})
-        return self.cast(result, dtype) if is_split and isinstance(result, torch.Tensor) else result
+        return self.cast(result, dtype) if is_split and isinstance(result, Tensor) else result
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
         """Return an argument in `dtype`: a floating tensor, or a tuple or list with such in it; others as they are."""
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             if value.dtype is dtype or not value.is_floating_point():
                 return value
-            if torch.compiler.is_compiling():  # a compiler merges equal casts, and knows what is written in between
+            if is_compiling():  # a compiler merges equal casts, and knows what is written in between
                 return value.to(dtype)
             if type(value) is nn.Parameter:
                 return self.cast_weight(value, dtype)
@@ -283,7 +282,7 @@ class CastMode(SiteMode):
         return value
 
     @not_compiled_alone
-    def cast_weight(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def cast_weight(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """Return `weight` in `dtype`, cast once in one outermost forward, or once an optimizer step if it is large."""
         try:
             version = weight._version
@@ -295,15 +294,15 @@ class CastMode(SiteMode):
             one, its_version, cast = entry
             if one is weight and its_version == version and _can_be_shared(weight, cast):
                 return cast
-        kept = self.kept_casts if weight.numel() >= SMALLEST and torch.is_grad_enabled() else None
+        kept = self.kept_casts if weight.numel() >= SMALLEST and is_grad_enabled() else None
         cast = to_dtype(weight, dtype) if kept is None else kept.cast(weight, dtype, version)
         casts[key] = (weight, version, cast)
         return cast
 
 
-def _can_be_shared(weight: torch.Tensor, cast: torch.Tensor) -> bool:
+def _can_be_shared(weight: Tensor, cast: Tensor) -> bool:
     """Return whether `cast` leads back to its weight where that is asked, and belongs to no ended mode or transform."""
-    if cast.requires_grad is not weight.requires_grad and torch.is_grad_enabled():
+    if cast.requires_grad is not weight.requires_grad and is_grad_enabled():
         return False
     if cast.is_inference() and not torch.is_inference_mode_enabled():
         return False

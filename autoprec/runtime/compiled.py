@@ -8,6 +8,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from autoprec.runtime.graph_guards import exchange_guards
 from autoprec.runtime.plans import Action
 from autoprec.runtime.running import RUNNING
 
@@ -18,7 +19,6 @@ _NUMBERS = itertools.count()
 
 _DONE = "_autoprec_runs_aside"
 _DEPTH = "_autoprec_effects"
-_AT_END = "_autoprec_at_end"
 
 
 def run_graph_aside() -> None:
@@ -55,11 +55,6 @@ def traced_action(name: str, module: str, op: str, index: int) -> Action:
 
 
 traced_action._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def at_end_of_trace(output: Any, action: Callable[[], None]) -> None:
-    """Have `action` run when the graph that is being traced is complete and not yet guarded."""
-    output.__dict__.setdefault(_AT_END, []).append(action)
 
 
 def allow_effects() -> None:
@@ -110,8 +105,7 @@ def _aside(compiler: Any, output: Any) -> Any:
 
     @functools.wraps(compiler)
     def compile_aside(*arguments: Any, **options: Any) -> Callable[..., Any]:
-        for action in output.__dict__.pop(_AT_END, ()):
-            action()
+        exchange_guards(output)
         graph = compiler(*arguments, **options)
 
         @functools.wraps(graph)

@@ -1,9 +1,9 @@
 """Replacing `forward` of single modules, so that it can be undone and survives `copy.deepcopy`."""
 
-import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
+from functools import partial, update_wrapper
 from typing import Any
 
 from torch import nn
@@ -61,14 +61,14 @@ def made_for(module: nn.Module, function: Callable[..., Any]) -> Callable[..., A
 def as_replacement(function: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` as a replacement of `original`, with its name and signature."""
     setattr(function, _REPLACEMENT, True)
-    return functools.update_wrapper(function, original)
+    return update_wrapper(function, original)
 
 
 def original_forward(module: nn.Module) -> Callable[..., Any]:
     """Return the forward that `module` had before `replace_forward`."""
     own: Callable[..., Any] | None = module.__dict__.get(_OWN)
     # partial: torch.compile rebuilds a bound method by its name, which would be the replacement.
-    return functools.partial(type(module).forward, module) if own is None else own
+    return partial(type(module).forward, module) if own is None else own
 
 
 def is_replaced(module: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from autoprec.runtime.arguments import norms_need_one_dtype
 from autoprec.runtime.compiled import not_compiled_alone
 from autoprec.runtime.forwards import PATH, as_replacement
-from autoprec.runtime.leaf_guards import guard_by_method
+from autoprec.runtime.graph_guards import guard_by_method
 from autoprec.runtime.plans import CASTABLE, Action
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.weight_casts import CONVERSIONS, SMALLEST

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+from torch import is_grad_enabled
 from torch.overrides import TorchFunctionMode
 
 from autoprec.graph.site import LOSS_MODULE
@@ -26,7 +26,7 @@ class Frame:
     def __init__(self, module: str, counts: Mapping[str, int] | None = None) -> None:
         self.module = module
         self.counts = dict(counts) if counts else {}
-        self.grad_enabled = torch.is_grad_enabled()
+        self.grad_enabled = is_grad_enabled()
         self.plans: Any = None
         self.in_function = False
 
@@ -38,7 +38,7 @@ class Frame:
 
     def leaves_alone(self) -> bool:
         """Return whether the running code left autograd by itself: `no_grad` code and custom autograd Functions."""
-        return self.grad_enabled and not torch.is_grad_enabled()
+        return self.grad_enabled and not is_grad_enabled()
 
 
 class SiteMode(TorchFunctionMode):

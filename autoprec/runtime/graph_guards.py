@@ -1,0 +1,117 @@
+"""What torch.compile guards of a policy: what can change, and that in one look.
+
+Dynamo guards on all that it read while it traced a graph, before each run of it, and each look fetches memory that the
+run before has driven from the caches of the processor. Two kinds of guards say nothing and are taken out again:
+
+A leaf module runs the very forward that was traced. By itself Dynamo would look at the method, its function and code,
+at the object it is bound to, and at three attributes that could stand in for calling it, where a leaf without a policy
+costs one look. The method is made when the policy is installed and holds all of that for good: one look at the method.
+
+The code of the cast mode, and its tables, are autoprec's own, and stay as they were imported. What they know of the
+running thread (`RUNNING`) stays guarded, and what they reach in a module of torch: code of the model may do so too.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Set
+from types import ModuleType
+from typing import Any
+
+from autoprec.runtime.forwards import PATH
+from autoprec.runtime.running import RUNNING
+
+_LEAVES = "_autoprec_leaves"
+_CALLS = frozenset({"__call__", "_call_impl", "_compiled_call_impl"})
+
+
+def guard_by_method() -> None:
+    """Guard the leaf that is traced by its method alone; to be called in a function that has it as `module`."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    output = InstructionTranslator.current_tx().output
+    source = output.current_tx.symbolic_locals["module"].source
+    if source is not None:  # None for a module that is made in the graph
+        output.__dict__.setdefault(_LEAVES, set()).add(source)
+
+
+# torch.compile calls it while it traces and does not trace it: what `assume_constant_result` would set.
+guard_by_method._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def exchange_guards(output: Any) -> None:
+    """Take out the guards that say nothing; to be called when the graph is complete and not yet guarded."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import AttrSource
+    from torch._guards import TracingContext
+
+    leaves = output.__dict__.pop(_LEAVES, frozenset())
+    methods = [AttrSource(leaf, "forward") for leaf in leaves]
+    is_known_by_methods, scope = _known_by(leaves, methods), output.global_scope
+
+    def says_nothing(guard: Any) -> bool:
+        return is_known_by_methods(guard) or _is_constant(guard, scope)
+
+    guards = TracingContext.get().guards_context.dynamo_guards
+    guards.inner = type(guards.inner)(guard for guard in guards.inner if not says_nothing(guard))
+    for method in methods:
+        guards.add(method.make_guard(GuardBuilder.ID_MATCH))
+
+
+def _known_by(leaves: Set[Any], methods: list[Any]) -> Callable[[Any], bool]:
+    """Return whether a guard follows from the methods of these leaves, given by their sources."""
+    from torch._dynamo.source import AttrSource
+
+    known = {AttrSource(leaf, PATH) for leaf in leaves}
+    known.update(methods, *((AttrSource(each, "__func__"), AttrSource(each, "__self__")) for each in methods))
+
+    def is_known(guard: Any) -> bool:
+        source = guard.originating_source
+        return source in known or (source in leaves and _options(guard).get("attr") in _CALLS)
+
+    return is_known
+
+
+def _is_constant(guard: Any, scope: Mapping[str, Any]) -> bool:
+    """Return whether a guard is one on what is autoprec's own and stays what it is."""
+    from torch._dynamo.source import TorchFunctionModeStackSource, TypeSource
+
+    one, other = guard.originating_source, _options(guard).get("source_b")
+    for source in (one, other):
+        found, links = _own_global(source, scope)
+        if found is RUNNING:
+            # Where two sources are guarded to be one object: the mode that runs is the topmost of autoprec's, and what
+            # modes are on the stack is guarded apart.
+            if other is not None and isinstance(one, TorchFunctionModeStackSource):
+                return True
+            if not links or any(isinstance(link, TypeSource) or getattr(link, "member", "") == "__func__" for link in links):
+                return True
+        elif found is not None and (not isinstance(found, ModuleType) or _is_own_name(found.__name__)):
+            return True
+    return False
+
+
+def _own_global(source: Any, scope: Mapping[str, Any]) -> tuple[Any, list[Any]]:
+    """Return what `source` comes from in a module of autoprec, or that module, and the links from there; None if not.
+
+    `scope` holds the globals of the function that is traced.
+    """
+    from torch._dynamo.source import ChainedSource, GlobalSource
+
+    links: list[Any] = []
+    while isinstance(source, ChainedSource):
+        links.insert(0, source)
+        source = source.base
+    if not isinstance(source, GlobalSource):
+        return None, []
+    found = scope.get(source.global_name)
+    if isinstance(found, ModuleType) and _is_own_name(found.__name__):
+        return (getattr(found, links[0].member), links[1:]) if links else (found, [])
+    is_own = _is_own_name(scope.get("__name__", "")) and not source.global_name.startswith("__")  # as Dynamo's own are
+    return (found, links) if is_own else (None, [])
+
+
+def _options(guard: Any) -> Mapping[str, Any]:
+    return guard.create_fn.keywords if isinstance(guard.create_fn, functools.partial) else {}
+
+
+def _is_own_name(module: str) -> bool:
+    return module.partition(".")[0] == "autoprec"
