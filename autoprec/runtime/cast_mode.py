@@ -19,7 +19,7 @@ from autoprec.runtime.arguments import (
     writes_first,
 )
 from autoprec.runtime.calls import BODIES, Call
-from autoprec.runtime.compiled import allow_effects, end_effects, not_compiled_alone, run_graph_aside
+from autoprec.runtime.compiled import ASKS, allow_effects, end_effects, not_compiled_alone, run_graph_aside, traced_as
 from autoprec.runtime.plans import (
     ALIKE,
     ALIKE_IN_FP32,
@@ -101,21 +101,27 @@ class CastMode(SiteMode):
         """Look at the weights of an optimizer anew from here on: it steps inside the forward."""
         self.forget(weights)
 
-    @not_compiled_alone
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def _traced(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Do what `__torch_function__` does where torch.compile traces it: it would guard on plans."""
         if self.aside:
             return func(*args, **(kwargs or {}))
-        if is_dynamo_compiling():  # it traces no plans: there is time to look it up
-            run_graph_aside()
-            if in_backward_of_function():
-                return func(*args, **(kwargs or {}))
-            if func is checkpoint:  # eager checkpointing is no call that a mode sees
-                return self._checkpointed(func, *args, **(kwargs or {}))
-            allow_effects()
-            try:
-                return super().__torch_function__(func, types, args, kwargs)
-            finally:
-                end_effects()
+        run_graph_aside()
+        if in_backward_of_function():
+            return func(*args, **(kwargs or {}))
+        if func is checkpoint:  # eager checkpointing is no call that a mode sees
+            return self._checkpointed(func, *args, **(kwargs or {}))
+        allow_effects()
+        try:
+            return SiteMode.__torch_function__(self, func, types, args, kwargs)
+        finally:
+            end_effects()
+
+    @traced_as(_traced)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if ASKS and is_dynamo_compiling():
+            return self._traced(func, types, args, kwargs)
+        if self.aside:
+            return func(*args, **(kwargs or {}))
         frame = self.frames[-1]
         plans: ModulePlans = frame.plans or self._planned(frame)
         if func in plans.idle:

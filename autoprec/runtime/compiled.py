@@ -17,6 +17,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _NAMED: WeakValueDictionary[str, Any] = WeakValueDictionary()
 _NUMBERS = itertools.count()
 
+# Before torch 2.13 Dynamo calls the counterpart of a method without its object: then a function has to ask by itself.
+ASKS = torch.__version__ < "2.13"
+
 _DONE = "_autoprec_runs_aside"
 _DEPTH = "_autoprec_effects"
 
@@ -98,6 +101,22 @@ def not_compiled_alone(function: _F, *, but_within: bool = False) -> _F:
     skip, within = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT if but_within else frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, within))
     return function
+
+
+def traced_as(counterpart: Callable[..., Any], *, but_within: bool = False) -> Callable[[_F], _F]:
+    """Have torch.compile trace `counterpart` where the decorated function is called; that is not compiled alone.
+
+    So the function need not ask at each call whether it is traced, but where `ASKS` says so. `counterpart` must have no
+    closure: Dynamo would look for its cells in those of the function. It is told as torch's own wrappers tell it.
+    """
+    assert counterpart.__closure__ is None
+
+    def decorate(function: _F) -> _F:
+        if not ASKS:
+            setattr(function, "_torchdynamo_inline", counterpart)
+        return not_compiled_alone(function, but_within=but_within)
+
+    return decorate
 
 
 def _aside(compiler: Any, output: Any) -> Any:

@@ -10,8 +10,8 @@ from torch import nn
 
 _OWN = "_autoprec_own_forward"
 _REPLACEMENT = "_autoprec_replacement"
-PATH = "_autoprec_path"
-"""Where a module whose replacement is shared with others has its own path."""
+LEAF = "_autoprec_leaf"
+"""Where a module whose replacement is shared with others has what is its own."""
 SEAL = "_autoprec_seal"
 """Where a module has what keeps it from being pickled with its replacement."""
 
@@ -81,7 +81,7 @@ def restore_forward(module: nn.Module) -> None:
     if not is_replaced(module):
         return
     own = module.__dict__.pop(_OWN, None)
-    for name in (PATH, SEAL):
+    for name in (LEAF, SEAL):
         module.__dict__.pop(name, None)
     if own is None:
         del module.__dict__["forward"]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Set
 from types import ModuleType
 from typing import Any
 
-from autoprec.runtime.forwards import PATH
+from autoprec.runtime.forwards import LEAF
 from autoprec.runtime.running import RUNNING
 
 _LEAVES = "_autoprec_leaves"
@@ -25,10 +25,13 @@ _CALLS = frozenset({"__call__", "_call_impl", "_compiled_call_impl"})
 
 def guard_by_method() -> None:
     """Guard the leaf that is traced by its method alone; to be called in a function that has it as `module`."""
+    from torch._dynamo.source import AttrSource
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     output = InstructionTranslator.current_tx().output
-    source = output.current_tx.symbolic_locals["module"].source
+    source: Any = output.current_tx.symbolic_locals["module"].source
+    if isinstance(source, AttrSource) and source.member == "__self__":  # of the method, by which Dynamo came here
+        source = source.base.base
     if source is not None:  # None for a module that is made in the graph
         output.__dict__.setdefault(_LEAVES, set()).add(source)
 
@@ -58,13 +61,17 @@ def exchange_guards(output: Any) -> None:
 
 def _known_by(leaves: Set[Any], methods: list[Any]) -> Callable[[Any], bool]:
     """Return whether a guard follows from the methods of these leaves, given by their sources."""
-    from torch._dynamo.source import AttrSource
+    from torch._dynamo.source import AttrSource, CodeSource
 
-    known = {AttrSource(leaf, PATH) for leaf in leaves}
-    known.update(methods, *((AttrSource(each, "__func__"), AttrSource(each, "__self__")) for each in methods))
+    known = {*methods, *(AttrSource(each, part) for each in methods for part in ("__func__", "__self__"))}
+    known.update(AttrSource(AttrSource(each, "__func__"), "_torchdynamo_inline") for each in methods)
+    for each in (AttrSource(leaf, LEAF) for leaf in leaves):
+        known.update((each, *(AttrSource(each, part) for part in ("owner", "path", "original"))))
 
     def is_known(guard: Any) -> bool:
         source = guard.originating_source
+        if isinstance(source, CodeSource):
+            source = source.base
         return source in known or (source in leaves and _options(guard).get("attr") in _CALLS)
 
     return is_known
@@ -82,7 +89,9 @@ def _is_constant(guard: Any, scope: Mapping[str, Any]) -> bool:
             # modes are on the stack is guarded apart.
             if other is not None and isinstance(one, TorchFunctionModeStackSource):
                 return True
-            if not links or any(isinstance(link, TypeSource) or getattr(link, "member", "") == "__func__" for link in links):
+            if not links or any(
+                isinstance(link, TypeSource) or getattr(link, "member", "") == "__func__" for link in links
+            ):
                 return True
         elif found is not None and (not isinstance(found, ModuleType) or _is_own_name(found.__name__)):
             return True
@@ -94,7 +103,8 @@ def _own_global(source: Any, scope: Mapping[str, Any]) -> tuple[Any, list[Any]]:
 
     `scope` holds the globals of the function that is traced.
     """
-    from torch._dynamo.source import ChainedSource, GlobalSource
+    from torch._dynamo.source import GlobalSource
+    from torch._guards import ChainedSource
 
     links: list[Any] = []
     while isinstance(source, ChainedSource):

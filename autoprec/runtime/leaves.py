@@ -6,11 +6,12 @@ the input and the weights are cast, and the kernel is called with torch function
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._C import DisableTorchFunction
 from torch._C import _len_torch_function_stack as num_modes
 from torch.compiler import is_dynamo_compiling
@@ -18,8 +19,8 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from autoprec.runtime.arguments import norms_need_one_dtype
-from autoprec.runtime.compiled import not_compiled_alone
-from autoprec.runtime.forwards import PATH, as_replacement
+from autoprec.runtime.compiled import ASKS, not_compiled_alone, traced_as
+from autoprec.runtime.forwards import LEAF, as_replacement
 from autoprec.runtime.graph_guards import guard_by_method
 from autoprec.runtime.plans import CASTABLE, Action
 from autoprec.runtime.running import RUNNING
@@ -58,7 +59,7 @@ _UNARY: Mapping[type[nn.Module], str] = MappingProxyType(
 )
 
 # What these call in the end: two frames of Python less, where one of them costs more than the kernel.
-_KERNELS: Mapping[type[nn.Module], Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+_KERNELS: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = MappingProxyType(
     {nn.ReLU: torch.relu, nn.SiLU: torch._C._nn.silu, nn.Tanh: torch.tanh, nn.Sigmoid: torch.sigmoid}
 )
 
@@ -67,24 +68,29 @@ _ELSEWHERE = torch.empty(0, dtype=torch.int8)  # stands for a parameter that a h
 _NORMS = frozenset({nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d})
 
 
-class LeafForwards:
-    """The forwards of the leaf modules of a `Precision`.
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """What a leaf module knows, where its forward is one for all that do the same.
 
-    `short` has them by what they do: one function for all leaves that do the same stays in the caches of the processor,
-    where one for each would be fetched anew for each. `whole` has, by the path of a leaf, the general one, to which the
-    short one leaves what is not plain. When the policy is exchanged the owner gets others: a deep copy made before has
-    the old ones, which no mode shortens any more, and follows the new policy by the general forwards.
+    `whole` is the general forward, to which the short one leaves what is not plain. A deep copy of the module has this
+    very object: it runs in modes of the same owner.
     """
 
-    def __init__(self) -> None:
-        self.short: dict[Any, Callable[..., Any]] = {}
-        self.whole: dict[str, Callable[..., Any]] = {}
+    owner: Any
+    path: str
+    original: Callable[..., Any]
+    whole: Callable[..., Any]
+
+    def __deepcopy__(self, _: object) -> "Leaf":
+        return self
 
 
 def leaf_forward(module: nn.Module, owner: Any, action_of: Callable[[str], Action]) -> Callable[..., Any] | None:
     """Return a forward in short for `module`, or None if only the general one is right for it.
 
     `owner` is whose modes it serves; `action_of(op)` is what the policy does at the op's first call in this module.
+    Leaves that do the same share one forward, kept in `owner.short_forwards`: it stays in the caches of the processor,
+    where one for each would be fetched anew for each.
     """
     kind = type(module)
     if "forward" in module.__dict__:
@@ -98,28 +104,27 @@ def leaf_forward(module: nn.Module, owner: Any, action_of: Callable[[str], Actio
     if not isinstance(action, torch.dtype) and (action is not None or kind in _WEIGHTED):
         return None
     is_large = kind in _WEIGHTED and module.weight.numel() >= SMALLEST  # type: ignore[operator]
-    short: dict[Any, Callable[..., Any]] = owner.leaves.short
+    short: dict[Any, Callable[..., Any]] = owner.short_forwards
     key = (kind, action, is_large)
     if key not in short:
-        made = _weighted(owner, kind, action, is_large=is_large) if kind in _WEIGHTED else _unary(owner, kind, action)
-        short[key] = as_replacement(not_compiled_alone(made, but_within=True), kind.forward)
+        made = _weighted(short, kind, action, is_large=is_large) if kind in _WEIGHTED else _unary(short, kind, action)
+        short[key] = as_replacement(traced_as(_traced, but_within=True)(made), kind.forward)
     return short[key]
 
 
-def _weighted(owner: Any, kind: Any, dtype: Any, *, is_large: bool) -> Callable[..., Any]:  # noqa: C901
+def _weighted(served: Any, kind: Any, dtype: Any, *, is_large: bool) -> Callable[..., Any]:  # noqa: C901
     """Return the forward of a Linear or a convolution; every helper it does not call is a microsecond less."""
-    leaves: LeafForwards = owner.leaves
-    original, is_linear, convert = kind.forward, kind is nn.Linear, CONVERSIONS[dtype]
+    is_linear, convert = kind is nn.Linear, CONVERSIONS[dtype]
 
-    def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
-        if is_dynamo_compiling():
-            return _traced(owner, original, self, input)
+    def forward(self: Any, input: Tensor) -> Any:  # noqa: A002 as in torch
+        if ASKS and is_dynamo_compiling():
+            return _traced(self, input)
         mode = RUNNING.mode
         if (
             mode is not None
-            and mode.shortens is leaves
+            and mode.shortens is served
             and type(self) is kind
-            and type(input) is torch.Tensor
+            and type(input) is Tensor
             and num_modes() == 1
         ):
             held = self._parameters
@@ -152,58 +157,57 @@ def _weighted(owner: Any, kind: Any, dtype: Any, *, is_large: bool) -> Callable[
                                 else:
                                     casts[key] = (b, bias_version, b := convert(b))
                             return F.linear(x, w, b) if is_linear else self._conv_forward(x, w, b)
-        return leaves.whole[self.__dict__[PATH]](self, input)
+        return self.__dict__[LEAF].whole(self, input)
 
     return forward
 
 
-def _unary(owner: Any, kind: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
+def _unary(served: Any, kind: Any, dtype: torch.dtype | None) -> Callable[..., Any]:
     """Return the forward of a module whose one op casts its input alone, or nothing."""
-    leaves: LeafForwards = owner.leaves
     original = kind.forward
     names = () if kind not in _NORMS else ("weight",) if kind is nn.RMSNorm else ("weight", "bias")
     convert, kernel = None if dtype is None else CONVERSIONS[dtype], _KERNELS.get(kind)
 
-    def forward(self: Any, input: torch.Tensor) -> Any:  # noqa: A002 as in torch
-        if is_dynamo_compiling():
-            return _traced(owner, original, self, input)
+    def forward(self: Any, input: Tensor) -> Any:  # noqa: A002 as in torch
+        if ASKS and is_dynamo_compiling():
+            return _traced(self, input)
         mode = RUNNING.mode
         if (
             mode is not None
-            and mode.shortens is leaves
+            and mode.shortens is served
             and type(self) is kind
-            and type(input) is torch.Tensor
+            and type(input) is Tensor
             and num_modes() == 1
             and (not (inplace := self.__dict__.get("inplace")) or dtype is None)
         ):
             with DisableTorchFunction():
-                x: torch.Tensor | None = input
+                x: Tensor | None = input
                 if convert is not None and (found := input.dtype) is not dtype:
                     x = convert(input) if found in CASTABLE else None  # float64 is the author's explicit choice
                 if x is not None and (not names or _are_stored_in_fp32(self._parameters, names)):
                     return original(self, x) if kernel is None or inplace else kernel(x)
-        return leaves.whole[self.__dict__[PATH]](self, input)
+        return self.__dict__[LEAF].whole(self, input)
 
     return forward
 
 
-def _traced(owner: Any, original: Callable[..., Any], module: Any, input: torch.Tensor) -> Any:  # noqa: A002
-    """Return what torch.compile traces: `original` in a frame of the module."""
-    path = getattr(module, PATH)
+def _traced(module: Any, input: Tensor) -> Any:  # noqa: A002 as in torch
+    """Return what torch.compile traces in place of a short forward: the original one in a frame of the module."""
+    leaf = getattr(module, LEAF)
     mode = RUNNING.mode
-    if mode is not None and mode.owner is owner:
+    if mode is not None and mode.owner is leaf.owner:
         guard_by_method()
-        mode.enter(path)
+        mode.enter(leaf.path)
         try:
-            return original(module, input)
+            return leaf.original(module, input)
         finally:
             mode.leave()
-    with owner.frame(path):
-        return original(module, input)
+    with leaf.owner.frame(leaf.path):
+        return leaf.original(module, input)
 
 
 @not_compiled_alone
-def _are_stored_in_fp32(held: Mapping[str, torch.Tensor | None], names: tuple[str, ...]) -> bool:
+def _are_stored_in_fp32(held: Mapping[str, Tensor | None], names: tuple[str, ...]) -> bool:
     """Return whether the parameters of a norm need no cast beside an activation of any format."""
     if norms_need_one_dtype():
         return False

@@ -12,8 +12,8 @@ from autoprec.ops import lookup
 from autoprec.runtime.cast_mode import CastMode
 from autoprec.runtime.compiled import traced_action
 from autoprec.runtime.edits import tell, tell_no_more
-from autoprec.runtime.forwards import PATH, SEAL, made_for, original_forward, replace_forward, with_constants
-from autoprec.runtime.leaves import LeafForwards, leaf_forward
+from autoprec.runtime.forwards import LEAF, SEAL, made_for, original_forward, replace_forward, with_constants
+from autoprec.runtime.leaves import Leaf, leaf_forward
 from autoprec.runtime.outputs import cast_floats
 from autoprec.runtime.plans import CASTABLE, Action
 from autoprec.runtime.refusals import Seal, check_runs
@@ -51,8 +51,8 @@ class OwnedMode(CastMode):
         super().__init__(owner.plans_of, owner.action_of, owner.executors)
         self.owner = owner
         self.outer: OwnedMode | None = None  # that of another model, which calls this one
-        # Whose leaf modules may skip this mode; nobody's where it must see all.
-        self.shortens: LeafForwards | None = owner.leaves
+        # Whose leaf modules may skip this mode, by their forwards; nobody's where it must see all.
+        self.shortens: object = owner.short_forwards
         if is_dynamo_compiling():
             return  # a compiler keeps no casts
         if owner.is_sharded():  # FSDP2 refills its weights unseen, and a cast that is kept would undo the sharding
@@ -92,7 +92,7 @@ class OpenFrame:
             return outer.enter(self._module, self._counts)
         mode = (self._owner.watched_mode or OwnedMode)(self._owner)
         mode.outer = outer
-        mode.__enter__()
+        mode.__enter__()  # type: ignore[no-untyped-call]
         if not is_dynamo_compiling():
             tell(mode)
         if outer is not None:
@@ -111,7 +111,7 @@ class OpenFrame:
             outer.aside = False
         if not is_dynamo_compiling():
             tell_no_more(mode)
-        mode.__exit__(*error)
+        mode.__exit__(*error)  # type: ignore[no-untyped-call]
 
 
 def checkpointed_in_frame() -> Callable[[Callable[..., Any]], Callable[..., Any]] | None:
@@ -173,7 +173,6 @@ def install_forward(precision: "Precision", path: str, module: nn.Module) -> Non
     whole = made_for(module, with_constants(converting if agrees or returns_fp32 else framed, {"@path": path}))
     short = leaf_forward(module, precision, action_of) if path else None
     if short is not None:
-        module.__dict__[PATH] = path
-        precision.leaves.whole[path] = whole
+        module.__dict__[LEAF] = Leaf(precision, path, type(module).forward, whole)
     module.__dict__[SEAL] = Seal(precision.policy.name)
     replace_forward(module, short or whole)

@@ -20,7 +20,6 @@ from autoprec.runtime.compiled import name_in_graphs
 from autoprec.runtime.forwards import restore_forward
 from autoprec.runtime.functions import leave_functions_alone
 from autoprec.runtime.fused import check_fused, fuse
-from autoprec.runtime.leaves import LeafForwards
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import claim_float32_matmul, release_with
 from autoprec.runtime.memory_format import WeightLayout
@@ -73,7 +72,8 @@ class Precision:
         self.executors = actions.executors
         self._at = actions.at
         self._actions: dict[tuple[str, str, int], Action] = {}
-        self.leaves = LeafForwards()
+        # Others after an exchange: those that deep copies have from before serve no mode any more, and go the whole way.
+        self.short_forwards: dict[Any, Callable[..., Any]] = {}
         self.watched_mode: Callable[[Precision], OwnedMode] | None = None  # set while a step is traced
 
     def _parameters(self) -> Iterator[nn.Parameter]:
