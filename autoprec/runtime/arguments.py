@@ -19,6 +19,7 @@ _STATISTICS: Mapping[Any, tuple[int, int]] = {
     torch.instance_norm: (3, 4),
 }
 
+_WIDEST = torch.float32
 _FLAGS = frozenset({bool, int, float, str, torch.dtype})
 # Such an embedding writes to its weight, or has a sparse gradient, which no cast passes on.
 _WRITING = frozenset({"inplace", "max_norm", "sparse"})
@@ -48,7 +49,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 def widest(dtypes: set[torch.dtype]) -> torch.dtype:
     """Return the dtype that holds all of `dtypes`: float32 for a mix of float16 and bfloat16."""
-    return next(iter(dtypes)) if len(dtypes) == 1 else torch.float32
+    return next(iter(dtypes)) if len(dtypes) == 1 else _WIDEST
 
 
 def statistics_in(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -113,7 +113,7 @@ def traced_as(counterpart: Callable[..., Any], *, but_within: bool = False) -> C
 
     def decorate(function: _F) -> _F:
         if not ASKS:
-            setattr(function, "_torchdynamo_inline", counterpart)
+            setattr(function, "_torchdynamo_inline", counterpart)  # noqa: B010
         return not_compiled_alone(function, but_within=but_within)
 
     return decorate

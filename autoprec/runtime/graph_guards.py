@@ -31,7 +31,8 @@ def guard_by_method() -> None:
     output = InstructionTranslator.current_tx().output
     source: Any = output.current_tx.symbolic_locals["module"].source
     if isinstance(source, AttrSource) and source.member == "__self__":  # of the method, by which Dynamo came here
-        source = source.base.base
+        method: Any = source.base
+        source = method.base
     if source is not None:  # None for a module that is made in the graph
         output.__dict__.setdefault(_LEAVES, set()).add(source)
 
@@ -79,23 +80,24 @@ def _known_by(leaves: Set[Any], methods: list[Any]) -> Callable[[Any], bool]:
 
 def _is_constant(guard: Any, scope: Mapping[str, Any]) -> bool:
     """Return whether a guard is one on what is autoprec's own and stays what it is."""
-    from torch._dynamo.source import TorchFunctionModeStackSource, TypeSource
+    from torch._dynamo.source import TorchFunctionModeStackSource
 
-    one, other = guard.originating_source, _options(guard).get("source_b")
-    for source in (one, other):
-        found, links = _own_global(source, scope)
-        if found is RUNNING:
-            # Where two sources are guarded to be one object: the mode that runs is the topmost of autoprec's, and what
-            # modes are on the stack is guarded apart.
-            if other is not None and isinstance(one, TorchFunctionModeStackSource):
-                return True
-            if not links or any(
-                isinstance(link, TypeSource) or getattr(link, "member", "") == "__func__" for link in links
-            ):
-                return True
-        elif found is not None and (not isinstance(found, ModuleType) or _is_own_name(found.__name__)):
-            return True
-    return False
+    ends = (guard.originating_source, _options(guard).get("source_b"))  # with a second one they must be one object
+    if any(_stays(end, scope) for end in ends):
+        return True
+    # The mode that runs is the topmost one of autoprec's, and which modes are on the stack is guarded apart.
+    is_of_stack = any(isinstance(end, TorchFunctionModeStackSource) for end in ends)
+    return is_of_stack and any(_own_global(end, scope)[0] is RUNNING for end in ends)
+
+
+def _stays(source: Any, scope: Mapping[str, Any]) -> bool:
+    """Return whether what stands at `source` is autoprec's code, or a table of it."""
+    from torch._dynamo.source import TypeSource
+
+    found, links = _own_global(source, scope)
+    if found is RUNNING:
+        return not links or any(isinstance(each, TypeSource) or _member(each) == "__func__" for each in links)
+    return found is not None and (not isinstance(found, ModuleType) or _is_own_name(found.__name__))
 
 
 def _own_global(source: Any, scope: Mapping[str, Any]) -> tuple[Any, list[Any]]:
@@ -117,6 +119,10 @@ def _own_global(source: Any, scope: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         return (getattr(found, links[0].member), links[1:]) if links else (found, [])
     is_own = _is_own_name(scope.get("__name__", "")) and not source.global_name.startswith("__")  # as Dynamo's own are
     return (found, links) if is_own else (None, [])
+
+
+def _member(link: Any) -> str:
+    return getattr(link, "member", "")
 
 
 def _options(guard: Any) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 _CASTABLE = (torch.float16, torch.bfloat16, torch.float32)
@@ -16,6 +17,8 @@ def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
 
     Looks into everything torch's pytree knows, dataclasses and mappings; their copies are shallow.
     """
+    if isinstance(tree, Tensor):  # the usual case, in short
+        return _cast_leaf(tree, dtype)
     leaves, spec = pytree.tree_flatten(tree)
     cast = [_cast_leaf(leaf, dtype) for leaf in leaves]
     if all(new is old for new, old in zip(cast, leaves, strict=True)):
@@ -24,7 +27,7 @@ def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def _cast_leaf(leaf: Any, dtype: torch.dtype) -> Any:
-    if isinstance(leaf, torch.Tensor):
+    if isinstance(leaf, Tensor):
         return leaf.to(dtype) if leaf.dtype in _CASTABLE else leaf
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         parts = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}

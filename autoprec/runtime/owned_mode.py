@@ -47,14 +47,16 @@ class OwnedMode(CastMode):
     Activation checkpointing runs forwards again in there; each of them is then the outermost one and casts by itself.
     """
 
+    # Whose leaf modules may skip this mode, by their forwards; nobody's where it must see all.
+    shortens: Mapping[Any, Callable[..., Any]] | None = None
+
     def __init__(self, owner: "Precision") -> None:
         super().__init__(owner.plans_of, owner.action_of, owner.executors)
         self.owner = owner
         self.outer: OwnedMode | None = None  # that of another model, which calls this one
-        # Whose leaf modules may skip this mode, by their forwards; nobody's where it must see all.
-        self.shortens: object = owner.short_forwards
         if is_dynamo_compiling():
-            return  # a compiler keeps no casts
+            return  # a compiler traces leaf modules as they are, and keeps no casts
+        self.shortens = owner.short_forwards
         if owner.is_sharded():  # FSDP2 refills its weights unseen, and a cast that is kept would undo the sharding
             self.casts = {dtype: _Forgetful() for dtype in CASTABLE}
         else:

@@ -72,7 +72,7 @@ class Precision:
         self.executors = actions.executors
         self._at = actions.at
         self._actions: dict[tuple[str, str, int], Action] = {}
-        # Others after an exchange: those that deep copies have from before serve no mode any more, and go the whole way.
+        # Others after an exchange: those that deep copies have from before serve no mode any more, and go the long way.
         self.short_forwards: dict[Any, Callable[..., Any]] = {}
         self.watched_mode: Callable[[Precision], OwnedMode] | None = None  # set while a step is traced
 
