@@ -17,8 +17,8 @@ from autoprec.runtime.actions import Actions
 from autoprec.runtime.checkpointing import keep_frames
 from autoprec.runtime.compilation import Compilation
 from autoprec.runtime.compiled import name_in_graphs
+from autoprec.runtime.custom_functions import leave_functions_alone
 from autoprec.runtime.forwards import restore_forward
-from autoprec.runtime.functions import leave_functions_alone
 from autoprec.runtime.fused import check_fused, fuse
 from autoprec.runtime.loss_scale import BoundedGradScaler
 from autoprec.runtime.matmul_precision import claim_float32_matmul, release_with

@@ -45,7 +45,7 @@ def test_what_a_custom_op_writes_to_is_not_cast() -> None:
         assert torch.equal(out, torch.full((3,), 2.0))
 
 
-def test_functions_made_at_each_call_do_not_pile_up() -> None:
+def test_custom_functions_made_at_each_call_do_not_pile_up() -> None:
     precision = apply(nn.Linear(2, 2), BF16)
 
     def made_anew() -> Any:
