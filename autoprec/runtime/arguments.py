@@ -5,19 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
-from torch.compiler import is_dynamo_compiling
-from torch.nn import functional as F
 
 from autoprec.runtime.calls import Call
-
-# Where norms take their running statistics, which they write to.
-_STATISTICS: Mapping[Any, tuple[int, int]] = {
-    F.batch_norm: (1, 2),
-    F.instance_norm: (1, 2),
-    torch.batch_norm: (3, 4),
-    torch.instance_norm: (3, 4),
-}
 
 _WIDEST = torch.float32
 _FLAGS = frozenset({bool, int, float, str, torch.dtype})
@@ -50,21 +39,3 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 def widest(dtypes: set[torch.dtype]) -> torch.dtype:
     """Return the dtype that holds all of `dtypes`: float32 for a mix of float16 and bfloat16."""
     return next(iter(dtypes)) if len(dtypes) == 1 else _WIDEST
-
-
-def statistics_in(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Return the running statistics among the arguments of a norm."""
-    found = [args[place] for place in _STATISTICS.get(func, ()) if place < len(args)]
-    found += [kwargs.get("running_mean"), kwargs.get("running_var")]
-    return [each for each in found if each is not None]
-
-
-_TRANSFORMS = (torch._C._functorch.TransformType.Vmap, torch._C._functorch.TransformType.Jvp)
-
-
-def norms_need_one_dtype() -> bool:
-    """Return whether a norm is differentiated forward or batched now: torch's rules for that take one dtype."""
-    if is_dynamo_compiling():
-        return False
-    transforms = torch._C._functorch.get_interpreter_stack() or ()  # None where there is none
-    return forward_ad._current_level >= 0 or any(each.key() in _TRANSFORMS for each in transforms)

@@ -10,16 +10,10 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from autoprec.graph.site import LOSS_MODULE
-from autoprec.runtime.arguments import (
-    are_flags,
-    norms_need_one_dtype,
-    statistics_in,
-    tensors_in,
-    widest,
-    writes_first,
-)
+from autoprec.runtime.arguments import are_flags, tensors_in, widest, writes_first
 from autoprec.runtime.calls import BODIES, Call
 from autoprec.runtime.compiled import ASKS, allow_effects, end_effects, not_compiled_alone, run_graph_aside, traced_as
+from autoprec.runtime.norms import call_norm
 from autoprec.runtime.plans import (
     ALIKE,
     ALIKE_IN_FP32,
@@ -198,7 +192,7 @@ class CastMode(SiteMode):
         if call.op.name in NORMS_THAT_NAME and kwargs.get("dtype") not in (None, dtype, torch.float32, torch.float64):
             return func(*args, **kwargs)
         if call.op.cast == "first":
-            return self._call_norm(func, args, kwargs, dtype)
+            return call_norm(self.cast, func, args, kwargs, dtype)
         return self._call_all(func, args, kwargs, dtype)
 
     def action_at(self, module: str, op: str, index: int) -> Action:
@@ -249,28 +243,6 @@ class CastMode(SiteMode):
             return value if value is written else self.cast(value, written.dtype)
 
         return func(*(adapted(a) for a in args), **{k: adapted(v) for k, v in kwargs.items()})
-
-    def _call_norm(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
-        """Run a norm: only the activation is cast. Its parameters stay as stored.
-
-        Except where kernels demand more: parameters are not narrower than the activation or the running statistics,
-        which matters for parameters stored in a low format.
-        """
-        activation = args[0] if args else kwargs["input"]
-        statistics = statistics_in(func, args, kwargs)
-        stored = [t for t in tensors_in((*args[1:], *kwargs.values())) if t is not activation and t.is_floating_point()]
-        common = widest({dtype, *(t.dtype for t in stored)})
-        # Where one dtype is needed, a norm is what its kernel is inside: in the wider dtype on the rounded activation,
-        # and rounded at the end.
-        is_split = common is not dtype and norms_need_one_dtype()
-
-        def adapted(value: Any) -> Any:
-            if value is activation:
-                return self.cast(self.cast(value, dtype), common) if is_split else self.cast(value, dtype)
-            return value if any(value is each for each in statistics) else self.cast(value, common)
-
-        result = func(*(adapted(a) for a in args), **{k: adapted(v) for k, v in kwargs.items()})
-        return self.cast(result, dtype) if is_split and isinstance(result, Tensor) else result
 
     def cast(self, value: Any, dtype: torch.dtype) -> Any:
         """Return an argument in `dtype`: a floating tensor, or a tuple or list with such in it; others as they are."""

@@ -18,10 +18,10 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.nn import functional as F
 
-from autoprec.runtime.arguments import norms_need_one_dtype
 from autoprec.runtime.compiled import ASKS, not_compiled_alone, traced_as
 from autoprec.runtime.forwards import LEAF, as_replacement
 from autoprec.runtime.graph_guards import guard_by_method
+from autoprec.runtime.norms import norms_need_one_dtype
 from autoprec.runtime.plans import CASTABLE, Action
 from autoprec.runtime.running import RUNNING
 from autoprec.runtime.weight_casts import CONVERSIONS, SMALLEST
@@ -65,6 +65,7 @@ _KERNELS: Mapping[type[nn.Module], Callable[[Tensor], Tensor]] = MappingProxyTyp
 
 _ELSEWHERE = torch.empty(0, dtype=torch.int8)  # stands for a parameter that a hook computes, as weight_norm has it
 
+_LOW = (torch.bfloat16, torch.float16)
 _NORMS = frozenset({nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d})
 
 
@@ -184,7 +185,7 @@ def _unary(served: Any, kind: Any, dtype: torch.dtype | None) -> Callable[..., A
                 x: Tensor | None = input
                 if convert is not None and (found := input.dtype) is not dtype:
                     x = convert(input) if found in CASTABLE else None  # float64 is the author's explicit choice
-                if x is not None and (not names or _are_stored_in_fp32(self._parameters, names)):
+                if x is not None and (not names or _is_stored_in_fp32(self, names)):
                     return original(self, x) if kernel is None or inplace else kernel(x)
         return self.__dict__[LEAF].whole(self, input)
 
@@ -207,12 +208,12 @@ def _traced(module: Any, input: Tensor) -> Any:  # noqa: A002 as in torch
 
 
 @not_compiled_alone
-def _are_stored_in_fp32(held: Mapping[str, Tensor | None], names: tuple[str, ...]) -> bool:
-    """Return whether the parameters of a norm need no cast beside an activation of any format."""
+def _is_stored_in_fp32(norm: nn.Module, parameters: tuple[str, ...]) -> bool:
+    """Return whether parameters and statistics of a norm need no cast beside an activation of any format."""
     if norms_need_one_dtype():
         return False
-    for name in names:
-        value = held.get(name, _ELSEWHERE)
+    for name in parameters:
+        value = norm._parameters.get(name, _ELSEWHERE)
         if value is not None and value.dtype is not torch.float32:
             return False
-    return True
+    return all(value is None or value.dtype not in _LOW for value in norm._buffers.values())

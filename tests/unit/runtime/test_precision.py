@@ -631,6 +631,41 @@ def test_norm_weights_that_are_no_parameters_agree_with_the_statistics() -> None
     assert model.running_mean.abs().sum() > 0
 
 
+@pytest.mark.parametrize("as_module", [True, False])
+@pytest.mark.parametrize("kept", ["parameters", "all"])
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_low_statistics_serve_an_fp32_activation_and_are_kept_rounded(
+    low: torch.dtype, kept: str, *, as_module: bool
+) -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            n = self.norm
+            if as_module:
+                return n(x)  # type: ignore[no-any-return]
+            return F.batch_norm(x, n.running_mean, n.running_var, n.weight, n.bias, self.training)
+
+    model, wide = Normed(), nn.BatchNorm1d(4)
+    model.to(low)
+    if kept == "parameters":
+        model.norm.weight.data, model.norm.bias.data = torch.ones(4), torch.zeros(4)
+    apply(model, policy(("*:batch_norm", "fp32"), ("*", "bf16"), outputs="computed"))
+    x = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        assert torch.equal(model(x), wide(x))
+        wide.running_mean, wide.running_var = (each.to(low).float() for each in (wide.running_mean, wide.running_var))
+    assert model.norm.running_var.dtype == low
+    assert torch.equal(model.norm.running_var.float(), wide.running_var)
+    assert torch.equal(model.norm.running_mean.float(), wide.running_mean)
+    model.eval(), wide.eval()
+    before = model.norm.running_mean._version
+    assert torch.equal(model(x), wide(x))
+    assert model.norm.running_mean._version == before, "evaluation writes nothing"
+
+
 def test_norm_parameters_stored_low_serve_an_fp32_activation() -> None:
     model = nn.LayerNorm(4)
     apply(model, policy(("*", "fp32"), parameters=Parameters(storage="bf16")))
