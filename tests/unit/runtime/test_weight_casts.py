@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -505,3 +506,66 @@ def test_models_may_begin_while_another_thread_steps() -> None:
     done.set()
     thread.join()
     assert not failures
+
+
+@pytest.mark.parametrize("size", [8, 96])
+@pytest.mark.parametrize("functional", [False, True])
+def test_an_edit_between_two_uses_in_one_forward_is_seen(functional: bool, size: int) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(size, size, bias=False)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            use = partial(nn.functional.linear, weight=self.linear.weight) if functional else self.linear
+            first = use(x)
+            with torch.no_grad():
+                self.linear.weight.neg_()
+            return first, use(x)
+
+    model = Twice()
+    apply(model, BF16)
+    for _ in range(2):
+        first, second = model(torch.ones(1, size))
+        assert torch.equal(first, -second)
+
+
+def test_a_closure_that_runs_the_model_inside_a_fused_step_leaves_no_stale_cast() -> None:
+    model = model_of()
+    apply(model, BF16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        for _ in range(2):
+            loss = model(X).square().sum()
+            loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+        assert torch.equal(model(X), copied(model)(X))
+
+
+def test_memory_that_was_exchanged_without_a_version_is_seen() -> None:
+    model = model_of()
+    model.linear.weight = nn.Parameter(torch.zeros(96, 96), requires_grad=False)
+    other = nn.Parameter(torch.ones(96, 96), requires_grad=False)
+    apply(model, BF16)
+    optimizer = fused(model)
+    for _ in range(3):
+        model(X).sum().backward()
+        optimizer.step()
+    before, version = model(X), model.linear.weight._version
+    swap_tensors(model.linear.weight, other)
+    assert model.linear.weight._version == version
+    assert not torch.equal(model(X), before)
+    assert torch.equal(model(X), copied(model)(X))
+
+
+def copied(model: nn.Module) -> nn.Module:
+    """Return a model with the same weights that runs the policy for the first time."""
+    twin = model_of()
+    twin.load_state_dict(model.state_dict())
+    apply(twin, BF16)
+    return twin
