@@ -116,7 +116,7 @@ def _own_global(source: Any, scope: Mapping[str, Any]) -> tuple[Any, list[Any]]:
         return None, []
     found = scope.get(source.global_name)
     if isinstance(found, ModuleType) and _is_own_name(found.__name__):
-        return (getattr(found, links[0].member), links[1:]) if links else (found, [])
+        return (getattr(found, _member(links[0]), None), links[1:]) if links else (found, [])
     is_own = _is_own_name(scope.get("__name__", "")) and not source.global_name.startswith("__")  # as Dynamo's own are
     return (found, links) if is_own else (None, [])
 
