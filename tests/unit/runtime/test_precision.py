@@ -666,6 +666,26 @@ def test_low_statistics_serve_an_fp32_activation_and_are_kept_rounded(
     assert model.norm.running_mean._version == before, "evaluation writes nothing"
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_low_statistics_of_an_instance_norm_are_written_where_nothing_is_said(*, compiles: bool) -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            n = self.norm
+            return F.instance_norm(x, n.running_mean, n.running_var, n.weight, n.bias)
+
+    model, wide, x = Normed().bfloat16(), Normed(), torch.rand(5, 4, 6)
+    apply(model, policy(("*:instance_norm", "fp32"), ("*", "bf16"), outputs="computed"))
+    run_it = torch.compile(model, backend="eager", fullgraph=True) if compiles else model
+    assert torch.equal(run_it(x), wide(x))
+    assert wide.norm.running_mean is not None
+    assert wide.norm.running_mean.abs().sum() > 0
+    assert torch.equal(model.norm.running_mean, wide.norm.running_mean.bfloat16())
+
+
 def test_norm_parameters_stored_low_serve_an_fp32_activation() -> None:
     model = nn.LayerNorm(4)
     apply(model, policy(("*", "fp32"), parameters=Parameters(storage="bf16")))
